@@ -1,0 +1,1 @@
+"""Figures: timelines, tables, curves and trace export."""

@@ -1,0 +1,1 @@
+"""Real execution: programs lowered onto processes, devices and transports."""

@@ -1,0 +1,129 @@
+"""All-gather GEMM: ``y[m, n] = all_gather(x)[m, k] @ w[n, k].T`` on every rank.
+
+Every rank holds a block of ``m_local = ceil(m / tp)`` rows of x and its own w; every rank needs all
+rows.  The variants differ in who pushes what to whom, and when::
+
+    ring     send      |x to +1 |  |r-1 to +1|  |r-2 to +1|        each rank forwards what came
+             compute   | gemm r ||gemm r-1||gemm r-2||gemm r-3|
+
+    direct   send      |x to +1 |  |x to +2 |  |x to +3 |          own rows only, one peer a step
+             compute   | gemm r ||gemm r-1||gemm r-2||gemm r-3|
+
+    eager    send      |x to +1 ||x to +2 ||x to +3 |              the same, without waiting
+             compute   | gemm r ||gemm r-1||gemm r-2||gemm r-3|
+
+    unfused  compute   |     all_gather     ||       gemm        | the baseline
+
+Waits are on a stream of their own, so that a GEMM never delays the forwarding of rows that have
+already come.  A shard that comes while a GEMM runs is announced by an event, not by polling.
+
+Rejected: waiting on the compute stream (one stream less, but step s + 1 is forwarded only after
+the GEMM of step s - 1); an exit barrier (slots and credits make calls safe without one).
+"""
+
+from __future__ import annotations
+
+from stretto.schedules.language import Buffer, Extent, RankBuilder, Schedule
+
+__all__ = [
+    "AllGatherGemm",
+    "DirectAllGatherGemm",
+    "EagerAllGatherGemm",
+    "RingAllGatherGemm",
+    "UnfusedAllGatherGemm",
+]
+
+
+class AllGatherGemm(Schedule):
+    """What all variants share: the buffers of the caller, and the workspace.
+
+    ``x`` is this rank's block of the [m, k] input, ``w`` this rank's [n, k] weight, ``y`` the
+    [m, n] output of all rows.
+    """
+
+    name = "ag-gemm"
+    computes = "all_gather_gemm"
+
+    def declare(self) -> tuple[Buffer, ...]:
+        rows, columns = Extent(self.m, "shard"), Extent(self.k)
+        return (
+            Buffer("x", "input", self.dtype, rows, columns, initial="caller"),
+            Buffer(
+                "w", "weight", self.dtype, Extent(self.n), columns, initial="caller", reuse="never"
+            ),
+            Buffer("y", "output", self.dtype, Extent(self.m), Extent(self.n)),
+        )
+
+
+class RingAllGatherGemm(AllGatherGemm):
+    """Each rank forwards what it received to its neighbour."""
+
+    variant = "ring"
+
+    def enqueue(self, rank: RankBuilder) -> None:
+        x, w, y = rank.input("x"), rank.weight("w"), rank.output("y")
+        gathered = rank.workspace("gathered", rows=self.m, columns=self.k)
+        compute, send, receive = rank.streams("compute", "send", "receive")
+        held = x[rank]  # the shard to pass on next
+        rank.gemm(x[rank], w, y[rank], on=compute)
+        for step in rank.steps():
+            source = rank - step  # whose rows arrive in this step
+            rank.put(held, to=rank + 1, into=gathered[source + 1], on=send)
+            arrival = rank.wait(gathered[source], on=receive)
+            send.after(arrival)
+            compute.after(arrival)
+            rank.gemm(gathered[source], w, y[source], on=compute)
+            held = gathered[source]
+
+
+class DirectAllGatherGemm(AllGatherGemm):
+    """Each rank pushes its own shard to rank + 1, rank + 2, ..., one round at a time."""
+
+    variant = "direct"
+
+    def enqueue(self, rank: RankBuilder) -> None:
+        x, w, y = rank.input("x"), rank.weight("w"), rank.output("y")
+        gathered = rank.workspace("gathered", rows=self.m, columns=self.k)
+        compute, send, receive = rank.streams("compute", "send", "receive")
+        rank.gemm(x[rank], w, y[rank], on=compute)
+        for step in rank.steps():
+            source = rank - step
+            rank.put(x[rank], to=rank + step, into=gathered[rank + 0], on=send)
+            arrival = rank.wait(gathered[source], on=receive)
+            send.after(arrival)  # the next push only after this round's shard
+            compute.after(arrival)
+            rank.gemm(gathered[source], w, y[source], on=compute)
+
+
+class EagerAllGatherGemm(AllGatherGemm):
+    """Each rank pushes its own shard to all others without waiting in between."""
+
+    variant = "eager"
+
+    def enqueue(self, rank: RankBuilder) -> None:
+        x, w, y = rank.input("x"), rank.weight("w"), rank.output("y")
+        gathered = rank.workspace("gathered", rows=self.m, columns=self.k)
+        compute, send, receive = rank.streams("compute", "send", "receive")
+        for step in rank.steps():
+            rank.put(x[rank], to=rank + step, into=gathered[rank + 0], on=send)
+        rank.gemm(x[rank], w, y[rank], on=compute)
+        for step in rank.steps():
+            source = rank - step
+            compute.after(rank.wait(gathered[source], on=receive))
+            rank.gemm(gathered[source], w, y[source], on=compute)
+
+
+class UnfusedAllGatherGemm(AllGatherGemm):
+    """The baseline: the library's all-gather, then one GEMM over all rows."""
+
+    variant = "unfused"
+
+    def enqueue(self, rank: RankBuilder) -> None:
+        x, w, y = rank.input("x"), rank.weight("w"), rank.output("y")
+        (compute,) = rank.streams("compute")
+        if self.world_size == 1:
+            rank.gemm(x[rank], w, y, on=compute)
+            return
+        gathered = rank.workspace("gathered", rows=self.m, columns=self.k)
+        rank.collective("all_gather", x[rank], gathered, on=compute)
+        rank.gemm(gathered, w, y, on=compute)

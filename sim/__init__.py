@@ -1,0 +1,1 @@
+"""Simulated time: machine profiles, cost models and the engine."""

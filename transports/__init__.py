@@ -1,0 +1,1 @@
+"""Transports: put, signal, wait and collective, one file a backend."""

@@ -1,0 +1,369 @@
+"""The one interface of all transports: four verbs, and the workspaces that they act on.
+
+Verbs are *prepared*, then run.  ``transport.put(...)`` resolves every address once and returns a
+`Launch`; calling the launch with the workspace's use count does the work, in the order of the
+stream it was prepared for.  On a CPU the launch blocks the thread that is that stream; on a GPU it
+enqueues on a CUDA stream and returns at once.  The lowering prepares, an executor's call is one
+loop over launches.
+
+Addresses, not tensors, cross this interface, so that a transport needs no tensor library and a
+test needs no GPU.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from stretto.schedules.language import (
+    Buffer,
+    Capabilities,
+    CollectiveKind,
+    Epoch,
+    Flag,
+    InvalidInput,
+    Program,
+    Word,
+)
+
+__all__ = [
+    "Availability",
+    "DeviceHandle",
+    "Label",
+    "Launch",
+    "Memory",
+    "Store",
+    "Transport",
+    "Workspace",
+    "WorkspaceLayout",
+]
+
+Launch = Callable[[int], Sequence[int]]
+"""Run a prepared verb for one use of the workspace (its count).
+
+A wait returns what each awaited word held when it passed, if the transport can tell on the host
+(empty where it cannot); the other verbs return an empty sequence.
+"""
+
+
+class Availability(NamedTuple):
+    """Whether a transport can be used here, or why not and what would change that."""
+
+    usable: bool
+    reason: str
+
+
+class Label(NamedTuple):
+    """Which operation a verb is prepared for; errors name it."""
+
+    stream: str
+    operation: str
+
+
+NO_LABEL = Label("", "")
+
+
+class Memory(NamedTuple):
+    """A rectangle of bytes in this process's address space (a peer's memory is mapped there).
+
+    Row r begins at ``address + r * pitch_bytes`` and is `row_bytes` long.
+    """
+
+    address: int
+    rows: int
+    row_bytes: int
+    pitch_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Number of bytes named."""
+        return self.rows * self.row_bytes
+
+
+class Store(Protocol):
+    """The key-value store through which ranks meet; ``torch.distributed.Store`` is one."""
+
+    def set(self, key: str, value: Any, /) -> Any:
+        """Publish a value (text or bytes)."""
+
+    def get(self, key: str, /) -> bytes:
+        """Wait for a value and return it; raise if it does not come in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceLayout:
+    """What every rank's part of a workspace holds; equal on all ranks.
+
+    Attributes
+    ----------
+    world_size
+        Number of ranks.
+    buffers
+        Symmetric buffers: name, bytes of one slot, slots.
+    flags
+        Flag arrays of the Programs that use the workspace.
+    """
+
+    world_size: int
+    buffers: tuple[tuple[str, int, int], ...]
+    flags: tuple[Flag, ...]
+
+    @classmethod
+    def of(cls, *programs: Program) -> WorkspaceLayout:
+        """Return a layout that fits every given Program, so that they may take turns on it.
+
+        Raises
+        ------
+        InvalidInput
+            If two Programs mean different things by one name.
+        """
+        world_sizes = {program.world_size for program in programs}
+        if len(world_sizes) != 1:
+            raise InvalidInput("Programs on one workspace must have one world size.")
+        world_size = world_sizes.pop()
+        sizes: dict[str, tuple[int, int]] = {}
+        flags: dict[str, Flag] = {}
+        for program in programs:
+            for buffer in program.buffers:
+                if buffer.kind == "symmetric":
+                    sizes[buffer.name] = _joined(buffer, sizes.get(buffer.name), world_size)
+            for flag in program.flags:
+                if flags.setdefault(flag.name, flag) != flag:
+                    raise InvalidInput(
+                        f"Programs on one workspace declare flag {flag.name!r} differently."
+                    )
+        return cls(
+            world_size,
+            tuple((name, *size) for name, size in sizes.items()),
+            tuple(flags.values()),
+        )
+
+    @property
+    def rank_bytes(self) -> int:
+        """Size of one rank's buffers, all slots, in bytes."""
+        return sum(slot_bytes * slots for _, slot_bytes, slots in self.buffers)
+
+    @property
+    def words(self) -> int:
+        """Number of 32-bit words of one rank's flags."""
+        return sum(flag.count * flag.slots for flag in self.flags)
+
+    def word_index(self, word: Word) -> int:
+        """Return the place of `word` among its home rank's words."""
+        before = 0
+        for flag in self.flags:
+            if flag.name == word.flag:
+                return before + word.slot * flag.count + word.position
+            before += flag.count * flag.slots
+        raise InvalidInput(f"The workspace has no flag {word.flag!r}.")
+
+    def flag(self, name: str) -> Flag:
+        """Return the flag array of this name."""
+        for flag in self.flags:
+            if flag.name == name:
+                return flag
+        raise InvalidInput(f"The workspace has no flag {name!r}.")
+
+
+def _joined(buffer: Buffer, known: tuple[int, int] | None, world_size: int) -> tuple[int, int]:
+    size = (buffer.slot_bytes(world_size), buffer.slots)
+    if known is None:
+        return size
+    if known[1] != size[1]:
+        raise InvalidInput(
+            f"Programs on one workspace give buffer {buffer.name!r} different numbers of slots."
+        )
+    return max(known[0], size[0]), size[1]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceHandle:
+    """What a kernel needs to reach a workspace from inside.
+
+    Attributes
+    ----------
+    peers
+        Address of every rank's memory, as seen from this device.
+    multicast
+        Address that reaches all of them at once, or None.
+    words
+        Address of every rank's flag words.
+    use_count
+        Address of this rank's device-side use count.
+    abort
+        Address of the word that every wait polls: not 0 means give up.
+    """
+
+    peers: tuple[int, ...]
+    multicast: int | None
+    words: tuple[int, ...]
+    use_count: int
+    abort: int
+
+
+class Workspace(ABC):
+    """Symmetric buffers and flags of all ranks, mapped into this process; made by a transport.
+
+    One workspace serves many Programs (`WorkspaceLayout.of`), one call at a time.  `use_count` is
+    the number of calls made on it; every rank makes the same calls in the same order.
+    """
+
+    layout: WorkspaceLayout
+    rank: int
+    use_count: int
+
+    @abstractmethod
+    def address(self, buffer: str, *, rank: int, slot: int) -> int:
+        """Return where `rank`'s slot of a buffer begins in this process's address space."""
+
+    @abstractmethod
+    def word_address(self, word: Word) -> int:
+        """Return where a flag word is in this process's address space."""
+
+    @abstractmethod
+    def read_word(self, word: Word) -> int:
+        """Return what a word holds now (for reports and tests)."""
+
+    @abstractmethod
+    def device_handle(self) -> DeviceHandle:
+        """Return what a kernel needs.
+
+        Raises
+        ------
+        Unsupported
+            If no kernel can reach this kind of memory.
+        """
+
+    def snapshot(self) -> Mapping[Word, int]:
+        """Return every word of every rank and what it holds now: the state to print at a hang."""
+        return {
+            word: self.read_word(word)
+            for flag in self.layout.flags
+            for home in range(self.layout.world_size)
+            for slot in range(flag.slots)
+            for word in (Word(flag.name, home, slot, place) for place in range(flag.count))
+        }
+
+    @abstractmethod
+    def close(self) -> None:
+        """Unmap; a second call does nothing."""
+
+
+class Transport(ABC):
+    """One way to move bytes between ranks.
+
+    A transport is made with the rank, the world size and a `Store`; `allocate` is collective.
+    Errors on the way are `WaitTimeout` (no signal in time) and `PeerLost` (a rank died or gave
+    up); after either, the transport is good for nothing but `close`.
+    """
+
+    name: ClassVar[str]
+    rank: int
+    world_size: int
+
+    @classmethod
+    @abstractmethod
+    def available(cls) -> Availability:
+        """Say whether this machine has what the transport needs; never raises."""
+
+    @classmethod
+    @abstractmethod
+    def offered(cls) -> Capabilities:
+        """Return what the transport can do, without making one."""
+
+    @abstractmethod
+    def allocate(self, layout: WorkspaceLayout) -> Workspace:
+        """Make a workspace, together with all other ranks.
+
+        Raises
+        ------
+        InvalidInput
+            If the ranks ask for different layouts, or there is not enough memory; the message
+            says how much is needed.
+        """
+
+    @abstractmethod
+    def put(
+        self,
+        source: Memory,
+        destination: Memory,
+        *,
+        stream: Any = None,
+        label: Label = NO_LABEL,
+    ) -> Launch:
+        """Copy `source` (this rank's) into `destination` (a peer's symmetric buffer).
+
+        The copy is complete, and ordered before any later signal of the same stream, when a rank
+        that has waited for that signal looks.
+        """
+
+    @abstractmethod
+    def signal(
+        self,
+        workspace: Workspace,
+        words: Sequence[Word],
+        value: Epoch,
+        *,
+        stream: Any = None,
+        label: Label = NO_LABEL,
+    ) -> Launch:
+        """Set, add to or fill `words`, according to the kind of their flags."""
+
+    @abstractmethod
+    def wait(
+        self,
+        workspace: Workspace,
+        words: Sequence[Word],
+        value: Epoch,
+        *,
+        stream: Any = None,
+        label: Label = NO_LABEL,
+    ) -> Launch:
+        """Hold the stream until all `words` of this rank have reached the value."""
+
+    @abstractmethod
+    def collective(
+        self,
+        workspace: Workspace,
+        kind: CollectiveKind,
+        source: Memory,
+        destination: Memory,
+        *,
+        dtype: str,
+        blocks: Sequence[int],
+        stream: Any = None,
+        label: Label = NO_LABEL,
+    ) -> Launch:
+        """Issue a collective that all ranks issue in the same order.
+
+        Parameters
+        ----------
+        workspace
+            Holds `destination` where the transport needs it symmetric.
+        kind
+            all_gather, reduce_scatter or all_reduce.
+        source, destination
+            This rank's part; the sharded side is this rank's block alone.
+        dtype
+            Of the elements, for reductions (summed in fp32, rounded once).
+        blocks
+            Valid rows of every rank's block.
+        stream
+            As for the other verbs.
+        label
+            For errors.
+        """
+
+    @abstractmethod
+    def abort(self, reason: str) -> None:
+        """Tell all ranks to give up; every wait of theirs then raises `PeerLost`."""
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Hold this thread until every rank is here; for set-up and measurements only."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give everything back; a second call does nothing."""
