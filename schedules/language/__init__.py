@@ -28,6 +28,7 @@ from stretto.schedules.language.capabilities import (
     KernelAccess,
     Verb,
 )
+from stretto.schedules.language.comparison import Comparison, KindError, compare_timelines
 from stretto.schedules.language.errors import (
     CheckFailed,
     Deadlock,
@@ -121,6 +122,7 @@ __all__ = [
     "CheckFailed",
     "Collective",
     "CollectiveKind",
+    "Comparison",
     "Copy",
     "DType",
     "Deadlock",
@@ -143,6 +145,7 @@ __all__ = [
     "Interval",
     "InvalidInput",
     "KernelAccess",
+    "KindError",
     "Opaque",
     "Operation",
     "OperationBase",
@@ -182,6 +185,7 @@ __all__ = [
     "Whole",
     "Word",
     "ceil_div",
+    "compare_timelines",
     "cyclic_reached",
     "exposed_intervals",
     "from_json",

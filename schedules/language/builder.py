@@ -11,7 +11,12 @@ Slots, credits and epochs are the builder's business:
   ``rank.wait(workspace[block])`` waits for it;
 * before a stream first writes a rank's slot in a call comes a *credit*: a wait until that rank
   has released the slot's last use (a collective writes every rank's slot, its own included);
-* at the end of a call every rank *releases* the slot to all ranks, after its last access.
+* at the end of a call every rank *releases* the slot to all ranks, after its last access.  That
+  must come after its own release of the slot's last use.  It does if the rank has waited for a
+  put into the slot, since that put needed the release; where it has not, it waits for its *turn*.
+
+All flags have the workspace's slots, so that each slot is a domain of its own: what is waited for
+is always what the slot's last use signalled, whatever the other slots are at.
 
 Release goes to all ranks, not only to those that wrote in this call, because the next call on the
 workspace may be another schedule with other writers.  A transport without signals has collectives
@@ -126,7 +131,9 @@ class Schedule(ABC):
             builders = [RankBuilder(self, index=index) for index in range(self.world_size)]
             for builder in builders:
                 self.enqueue(builder)
-        parts = [builder.finish() for builder in builders]
+        # A rank that leaves a workspace alone releases it all the same: the next call counts on it.
+        released = dict.fromkeys(name for builder in builders for name in builder.released)
+        parts = [builder.finish(tuple(released)) for builder in builders]
         bodies = list(dict.fromkeys(part.body for part in parts))
         body_of = tuple(bodies.index(part.body) for part in parts) if len(bodies) > 1 else ()
         return Program(
@@ -223,6 +230,11 @@ class BufferHandle(Region):
             if rows.step is not None or rows.start is None or rows.stop is None:
                 raise ProgramError("rows are given as buffer[start:stop]")
             return Region(self.buffer, Fixed(rows.start, rows.stop))
+        if not isinstance(rows, (Peer, RankBuilder)):
+            raise ProgramError(
+                f"rows of {self.buffer.name!r} are given as [start:stop] or by whose block they "
+                f"are (rank + 1, Peer(0, absolute=True)), not by {rows!r}"
+            )
         return Region(self.buffer, Block(rows if isinstance(rows, Peer) else SELF))
 
 
@@ -357,6 +369,7 @@ class RankBuilder:
 
     def wait(self, region: Region, *, on: Stream) -> Event:
         """Hold stream `on` until the rows of `region`, a block of a workspace, have arrived."""
+        self._release_on.setdefault(region.buffer.name, on)
         return self._add(
             Wait, "wait", on, shard=region.shard, words=(self._arrival(region, on=SELF),)
         )
@@ -463,6 +476,7 @@ class RankBuilder:
 
     def operation(self, operation: Operation) -> Event:
         """Enqueue an operation made by hand (a fused kernel)."""
+        self._require(operation)
         pending = self._streams.setdefault(operation.stream, Stream(operation.stream)).take()
         self._credit(operation, self._streams[operation.stream])
         self._operations.append(
@@ -472,10 +486,15 @@ class RankBuilder:
 
     # ---- the end -----------------------------------------------------------------------------
 
-    def finish(self) -> _Traced:
-        """Add the releases and return what was enqueued."""
-        for name, stream in self._release_on.items():
-            self._release(name, stream)
+    @property
+    def released(self) -> tuple[str, ...]:
+        """Workspaces whose slot this rank has to release."""
+        return tuple(self._release_on)
+
+    def finish(self, released: tuple[str, ...]) -> _Traced:
+        """Add the releases of these workspaces and return what was enqueued."""
+        for name in released:
+            self._release(name, self._release_on.get(name) or Stream("compute"))
         return _Traced(
             Body(tuple(self._operations)),
             tuple(self._buffers.values()),
@@ -493,12 +512,26 @@ class RankBuilder:
             if own or waited:
                 last[operation.stream] = operation.id
         last.pop(stream.name, None)
-        stream.after(*(Event(id) for id in last.values()))
         released = self._released(workspace)
+        if not self._knows_of_release(workspace):
+            freed = Epoch(1, 1 - self._buffers[workspace].slots)
+            turn = (FlagRef(released.name, SELF),)
+            self._add(Wait, "turn", stream, words=turn, value=freed, note="release")
+        stream.after(*(Event(id) for id in last.values()))
         words = tuple(
-            FlagRef(released.name, SELF, Peer(offset)) for offset in range(self.world_size)
+            FlagRef(released.name, SELF, Peer(offset % self.world_size))
+            for offset in range(1, self.world_size + 1)  # the own word last: it ends the turn
         )
         self._add(Signal, "release", stream, words=words, note="release")
+
+    def _knows_of_release(self, workspace: str) -> bool:
+        """Whether something waited for can only have come after this rank's last release."""
+        own = FlagRef(f"{workspace}.released", SELF)
+        return any(
+            sync.word == own or sync.word.flag.startswith(f"{workspace}.arrived")
+            for operation in self._operations
+            for sync in operation.waits()
+        )
 
     def _credit(self, operation: Operation, stream: Stream) -> None:
         """Wait, where it is due, until the slots that `operation` writes are free again."""
@@ -530,7 +563,8 @@ class RankBuilder:
         return True
 
     def _released(self, workspace: str) -> Flag:
-        flag = Flag(f"{workspace}.released", count=self.world_size)
+        slots = self._buffers[workspace].slots
+        flag = Flag(f"{workspace}.released", count=self.world_size, slots=slots)
         self._remember(self._flags, flag)
         return flag
 

@@ -21,6 +21,8 @@ name the call that failed.
 
 from __future__ import annotations
 
+from typing import Any
+
 __all__ = [
     "CheckFailed",
     "Deadlock",
@@ -38,9 +40,20 @@ __all__ = [
 
 
 class StrettoError(Exception):
-    """Base of all errors that Stretto raises on purpose."""
+    """Base of all errors that Stretto raises on purpose; they can be pickled."""
 
     exit_code = 1
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (type(self), self.args, self.__dict__)
+
+
+def _rebuilt(cls: type[StrettoError], args: tuple[Any, ...], state: dict[str, Any]) -> StrettoError:
+    """Make an error again without its constructor, which may want more than the message."""
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 class InvalidInput(StrettoError, ValueError):

@@ -8,7 +8,9 @@ one call for a thousand.  Each expression has one method that gives its number.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 from stretto.schedules.language.errors import InvalidInput
 
@@ -57,8 +59,8 @@ class Peer:
         return Peer(self.offset - steps, self.absolute)
 
     def within(self, world_size: int) -> Peer:
-        """Return the same rank with its offset in 0 .. world_size - 1."""
-        return Peer(self.offset % world_size, self.absolute)
+        """Return the same rank with its offset in 0 .. world_size - 1; an absolute one as it is."""
+        return self if self.absolute else Peer(self.offset % world_size)
 
     def __str__(self) -> str:
         if self.absolute:
@@ -106,7 +108,7 @@ class Whole:
 
 
 WHOLE = Whole()
-Interval = Block | Fixed | Whole
+Interval = Annotated[Block | Fixed | Whole, Field(discriminator="form")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from pydantic import Field
 
 from stretto.schedules.language.buffers import Buffer, Flag
 from stretto.schedules.language.errors import ProgramError
@@ -43,7 +45,7 @@ __all__ = ["SCHEMA_VERSION", "Body", "Call", "Operation", "Phase", "Program"]
 SCHEMA_VERSION = 1
 """Of the JSON form; readers refuse any other."""
 
-Operation = (
+Operation = Annotated[
     Put
     | Signal
     | Wait
@@ -56,8 +58,9 @@ Operation = (
     | Opaque
     | GatherGemm
     | GemmReduceScatter
-    | GemmAllReduce
-)
+    | GemmAllReduce,
+    Field(discriminator="op"),
+]
 
 
 @dataclass(frozen=True)
@@ -117,10 +120,11 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a Program: its use count, the phase it belongs to, and the repeat of that."""
+    """One call of a Program: its use count, its phase (and that one's place), the repeat of it."""
 
     number: int
     phase: Phase
+    phase_index: int
     repeat: int
 
 
@@ -220,9 +224,9 @@ class Program:
     def call_sequence(self, first: int = 0) -> Iterator[Call]:
         """Yield the calls in order, counting uses of the workspace from `first`."""
         number = first
-        for phase in self.phases:
+        for index, phase in enumerate(self.phases):
             for repeat in range(phase.repeats):
-                yield Call(number, phase, repeat)
+                yield Call(number, phase, index, repeat)
                 number += 1
 
     def repeated(self, repeats: int) -> Program:

@@ -7,7 +7,7 @@ and the happens-before that follows can be worked out, and compared, from the re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar, Literal, NamedTuple
@@ -29,6 +29,7 @@ __all__ = [
 
 TIMELINE_VERSION = 1
 Intervals = list[tuple[float, float]]
+Place = tuple[str, int, int, int]
 
 
 class SpanKey(NamedTuple):
@@ -63,7 +64,7 @@ class FlagEvent:
     seen: int | None = None
 
     @property
-    def word(self) -> tuple[str, int, int, int]:
+    def word(self) -> Place:
         """The word without the value."""
         return self.flag, self.home, self.slot, self.index
 
@@ -190,20 +191,29 @@ class Timeline:
         """For every wait, the signals that released it, one per awaited word.
 
         An awaited value is matched with the signal of the same word that wrote the smallest value
-        reaching it; in a counter, with the signal whose add reached it in the order of time.
+        reaching it, among those that had begun when the wait ended; where all wrote the same (a
+        mailbox), the k-th wait with the k-th signal.  A wait that found what was there before the
+        record is matched with nothing.
         """
-        written: dict[tuple[str, int, int, int], list[tuple[int, Span]]] = {}
-        for span in self.spans:
+        written: dict[Place, list[tuple[int, Span]]] = {}
+        letters: dict[Place, Iterator[Span]] = {}
+        for span in sorted(self.spans, key=lambda span: span.end_us):
             for event in span.signalled:
                 written.setdefault(event.word, []).append((event.value, span))
+        for word, signals in written.items():
+            if len(signals) > 1 and len({value for value, _ in signals}) == 1:
+                letters[word] = iter([span for _, span in signals])
         found: dict[SpanKey, tuple[SpanKey, ...]] = {}
-        for span in self.spans:
+        for span in sorted(self.spans, key=lambda span: span.end_us):
             if span.awaited:
-                found[span.key] = tuple(
-                    releaser.key
+                until_us = span.end_us + self.clock_error_us
+                releasers = [
+                    next(letters[event.word], None)
+                    if event.word in letters
+                    else _releaser(event.value, written.get(event.word, []), until_us)
                     for event in span.awaited
-                    if (releaser := _releaser(event.value, written.get(event.word, []))) is not None
-                )
+                ]
+                found[span.key] = tuple(one.key for one in releasers if one is not None)
         return found
 
     @cached_property
@@ -296,11 +306,20 @@ def _minus(
     return out
 
 
-def _releaser(expected: int, written: list[tuple[int, Span]]) -> Span | None:
-    """Return the span that wrote the smallest value reaching `expected`, if any did."""
+def _releaser(expected: int, written: list[tuple[int, Span]], before_us: float) -> Span | None:
+    """Return the span that wrote the smallest value reaching `expected`, if any did by then.
+
+    A larger value than expected counts only where the record holds a smaller one, too: else the
+    word may have reached the expected value before the record began.
+    """
     reaching = [
         ((value - expected) & 0xFFFFFFFF, span.end_us, span.rank, span)
         for value, span in written
-        if cyclic_reached(value, expected)
+        if cyclic_reached(value, expected) and span.start_us <= before_us
     ]
-    return min(reaching, key=lambda item: item[:3])[3] if reaching else None
+    if not reaching:
+        return None
+    beyond, _, _, first = min(reaching, key=lambda item: item[:3])
+    if beyond and all(cyclic_reached(value, expected) for value, _ in written):
+        return None
+    return first

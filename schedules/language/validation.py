@@ -230,6 +230,8 @@ class _BodyChecker:
             raise self._fail(operation, "source and destination differ in dtype")
         if source.columns.size != destination.columns.size:
             raise self._fail(operation, "source and destination differ in columns")
+        if source.rows.size != destination.rows.size:
+            raise self._fail(operation, "source and destination differ in rows")
         sharded = {"all_gather": source, "reduce_scatter": destination}.get(operation.collective)
         if sharded is not None and sharded.rows.layout != "shard":
             raise self._fail(

@@ -1,0 +1,1 @@
+"""Benchmarks: each module states its protocol first."""

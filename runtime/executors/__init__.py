@@ -1,0 +1,1 @@
+"""Executors: who runs an `Executable`, one file a kind of device."""

@@ -1,0 +1,58 @@
+"""Memory as torch tensors: dtypes, and views of a Program's rectangles."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from stretto.schedules.language import DTYPE_BYTES, Buffer, Rectangle, Unsupported
+from stretto.transports.interface import Memory
+
+__all__ = ["memory_of", "tensor_at", "torch_dtype"]
+
+
+def torch_dtype(name: str) -> Any:
+    """Return torch's dtype of this name.
+
+    Raises
+    ------
+    Unsupported
+        If the torch installed here has none for it.
+    """
+    import torch
+
+    names = {
+        "bf16": torch.bfloat16,
+        "fp16": torch.float16,
+        "fp32": torch.float32,
+        "fp64": torch.float64,
+        "int32": torch.int32,
+        "fp8": getattr(torch, "float8_e4m3fn", None),
+    }
+    found = names.get(name)
+    if found is None:
+        raise Unsupported(f"PyTorch here has no dtype {name!r}.")
+    return found
+
+
+def tensor_at(address: int, rows: int, columns: int, dtype: str) -> Any:
+    """Return a [rows, columns] CPU tensor over memory that someone else keeps alive."""
+    import torch
+
+    total = rows * columns * DTYPE_BYTES[dtype]
+    if not total:
+        return torch.empty((rows, columns), dtype=torch_dtype(dtype))
+    raw = (ctypes.c_uint8 * total).from_address(address)
+    return torch.frombuffer(raw, dtype=torch_dtype(dtype)).view(rows, columns)
+
+
+def memory_of(address: int, buffer: Buffer, rectangle: Rectangle, world_size: int) -> Memory:
+    """Return where `rectangle` lies, given where its slot begins."""
+    element = DTYPE_BYTES[buffer.dtype]
+    pitch = buffer.columns.stored(world_size) * element
+    return Memory(
+        address + rectangle.row * pitch + rectangle.column * element,
+        rectangle.rows,
+        rectangle.columns * element,
+        pitch,
+    )

@@ -1,0 +1,215 @@
+"""The memory of all ranks: buffers as numpy arrays, flags as 32-bit words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from stretto.schedules.language import (
+    Buffer,
+    Flag,
+    FlagRef,
+    InvalidInput,
+    Program,
+    View,
+    Word,
+    cyclic_reached,
+)
+from stretto.sim.interpreter.rounding import Array, rounded
+
+__all__ = ["MASK", "RELEASED", "Memory", "Part", "Words"]
+
+MASK = 0xFFFFFFFF
+
+RELEASED = ".released"
+"""How the name of the flag ends by which slots of a buffer are released."""
+
+
+class Part(NamedTuple):
+    """A rectangle of one rank's memory (`values` is a window on it) and the dtype it is held in."""
+
+    values: Array
+    dtype: str
+
+    def overlaps(self, other: Part) -> bool:
+        """Whether both might have an element in common."""
+        return np.may_share_memory(self.values, other.values)
+
+
+class Memory:
+    """Every buffer of every rank.
+
+    A symmetric workspace is one piece of memory for all Programs, as large as the largest asks;
+    each sees its own shape in it.  All other buffers are a Program's own.
+
+    Parameters
+    ----------
+    programs
+        Those that take turns.
+    keep_dtypes
+        Whether numbers are rounded to the dtype of the buffer that they are written to (and held
+        in float32); otherwise everything is float64.
+    """
+
+    def __init__(self, programs: Sequence[Program], *, keep_dtypes: bool) -> None:
+        self.number = np.float32 if keep_dtypes else np.float64
+        self._keep_dtypes = keep_dtypes
+        self._programs = programs
+        self._arrays: dict[tuple[int, str], list[list[Array]]] = {}
+        shared = self._shared_storage(programs)
+        for index, program in enumerate(programs):
+            for buffer in program.buffers:
+                storage = shared.get(buffer.name) if _is_shared(buffer) else None
+                if storage is None:
+                    storage = self._storage(
+                        [buffer], _elements(buffer, program.world_size), program.world_size
+                    )
+                shape = (
+                    buffer.rows.stored(program.world_size),
+                    buffer.columns.stored(program.world_size),
+                )
+                self._arrays[index, buffer.name] = [
+                    [flat[: shape[0] * shape[1]].reshape(shape) for flat in slots]
+                    for slots in storage
+                ]
+
+    def whole(self, program: int, buffer: Buffer, rank: int, slot: int = 0) -> Part:
+        """Return one slot of a buffer, with all it stores."""
+        return Part(self._arrays[program, buffer.name][rank][slot], buffer.dtype)
+
+    def part(self, program: int, view: View, *, rank: int, call: int) -> Part:
+        """Return what `rank` means by `view` in use `call` of the workspace."""
+        buffer = self._programs[program].buffer[view.buffer]
+        world_size = self._programs[program].world_size
+        place = view.resolve(buffer, rank=rank, world_size=world_size, call=call)
+        array = self._arrays[program, view.buffer][place.owner][place.slot]
+        rows = slice(place.row, place.row + place.rows)
+        return Part(array[rows, place.column : place.column + place.columns], buffer.dtype)
+
+    def write(self, part: Part, values: Array) -> None:
+        """Store `values`, rounded if dtypes are kept."""
+        part.values[...] = rounded(values, part.dtype) if self._keep_dtypes else values
+
+    def add(self, part: Part, values: Array) -> None:
+        """Accumulate `values` onto what is there."""
+        self.write(part, part.values + values)
+
+    def _shared_storage(self, programs: Sequence[Program]) -> dict[str, list[list[Array]]]:
+        wanted: dict[str, list[Buffer]] = {}
+        elements: dict[str, int] = {}
+        for program in programs:
+            for buffer in program.buffers:
+                if _is_shared(buffer):
+                    wanted.setdefault(buffer.name, []).append(buffer)
+                    needed = _elements(buffer, program.world_size)
+                    elements[buffer.name] = max(elements.get(buffer.name, 0), needed)
+        return {
+            name: self._storage(buffers, elements[name], programs[0].world_size)
+            for name, buffers in wanted.items()
+        }
+
+    def _storage(self, buffers: list[Buffer], elements: int, world_size: int) -> list[list[Array]]:
+        first = buffers[0]
+        if any((other.slots, other.initial) != (first.slots, first.initial) for other in buffers):
+            raise InvalidInput(
+                f"Programs on one workspace give buffer {first.name!r} different numbers of slots "
+                "or different initial states."
+            )
+        content = 0.0 if first.initial == "zero" else np.nan
+        return [
+            [np.full(elements, content, self.number) for _ in range(first.slots)]
+            for _ in range(world_size)
+        ]
+
+
+def _is_shared(buffer: Buffer) -> bool:
+    return buffer.role == "workspace" and buffer.kind == "symmetric"
+
+
+def _elements(buffer: Buffer, world_size: int) -> int:
+    return buffer.rows.stored(world_size) * buffer.columns.stored(world_size)
+
+
+class Words:
+    """Every flag word of every rank, exact in 32 bits.
+
+    Parameters
+    ----------
+    programs
+        Those that take turns.
+    first_call
+        Words are as if so many earlier calls had ended (of the Program that declares the flag; a
+        mailbox is as declared).
+    """
+
+    def __init__(self, programs: Sequence[Program], first_call: int) -> None:
+        self._flags: dict[str, Flag] = {}
+        self.values: dict[Word, int] = {}
+        for program in programs:
+            for flag in program.flags:
+                known = self._flags.get(flag.name)
+                if known is not None and known != flag:
+                    raise InvalidInput(
+                        f"Programs on one workspace declare flag {flag.name!r} differently."
+                    )
+            fresh = [flag for flag in program.flags if flag.name not in self._flags]
+            self._flags |= {flag.name: flag for flag in fresh}
+            self.values |= {
+                Word(flag.name, home, slot, place): flag.initial
+                for flag in fresh
+                for home in range(program.world_size)
+                for slot in range(flag.slots)
+                for place in range(flag.count)
+            }
+            self._age(program, {flag.name for flag in fresh if flag.kind != "mailbox"}, first_call)
+
+    def word(self, ref: FlagRef, *, rank: int, world_size: int, call: int) -> Word:
+        """Return which word `rank` means by `ref` in use `call`."""
+        return ref.resolve(self._flags[ref.flag], rank=rank, world_size=world_size, call=call)
+
+    def kind(self, word: Word) -> str:
+        """Return the kind of the flag that the word belongs to."""
+        return self._flags[word.flag].kind
+
+    def passes(self, word: Word, expected: int) -> bool:
+        """Whether a wait for `expected` may go on."""
+        if self.kind(word) == "mailbox":
+            return self.values[word] == 1
+        return cyclic_reached(self.values[word], expected)
+
+    def accepts(self, word: Word) -> bool:
+        """Whether a signal may be written now: always, but into a mailbox that is still full."""
+        return self.kind(word) != "mailbox" or self.values[word] == 0
+
+    def receive(self, word: Word, value: int) -> None:
+        """Let a signal of `value` arrive (at a mailbox, which must be empty, a 1)."""
+        if self.kind(word) == "counter":
+            value += self.values[word]
+        self.values[word] = value & MASK
+
+    def _age(self, program: Program, names: set[str], first_call: int) -> None:
+        """Bring the flags of these names to where `first_call` calls of `program` leave them."""
+        if not first_call or not names:
+            return
+        phases = [call.phase for call in program.call_sequence()]
+        period = program.slot_period * len(phases)
+        for back in range(min(period, first_call), 0, -1):
+            last = first_call - back
+            times = 1 + last // period
+            phase = phases[-back % len(phases)]
+            for rank in range(program.world_size):
+                for operation in phase.body(rank).operations:
+                    for sync in operation.signals():
+                        if sync.word.flag not in names:
+                            continue
+                        word = self.word(
+                            sync.word, rank=rank, world_size=program.world_size, call=last
+                        )
+                        if self.kind(word) == "epoch":
+                            self.receive(word, sync.value.at(last))
+                            continue
+                        # the adds of the calls last, last - period, ..., summed
+                        earlier = period * (times * (times - 1) // 2) * sync.value.stride
+                        self.receive(word, times * sync.value.at(last) - earlier)

@@ -1,0 +1,86 @@
+"""The application: its sub-commands, and what every error ends in."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+import stretto
+from stretto.schedules.language import StrettoError
+
+__all__ = ["app", "main"]
+
+COMMANDS = (
+    "doctor",
+    "run",
+    "simulate",
+    "compare",
+    "calibrate",
+    "machines",
+    "figure",
+    "bench",
+)
+
+app = typer.Typer(
+    name="stretto",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Overlap communication with compute in tensor-parallel layers: run it, simulate it, "
+    "compare the two.",
+)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(stretto.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _application(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version and leave.", is_eager=True, callback=_show_version
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line; errors are one sentence, exit code 2 for bad input, 1 for a failure."""
+    for name in COMMANDS:  # each module adds its commands to `app`
+        importlib.import_module(f"stretto.cli.{name}")
+    try:
+        app(prog_name="stretto")
+    except StrettoError as error:
+        _say(str(error))
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        _say("Interrupted; all ranks have been stopped.")
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def _say(message: str) -> None:
+    if "--json" in sys.argv[1:]:
+        typer.echo(json.dumps({"error": message}))
+    Console(stderr=True, soft_wrap=True, highlight=False).print(
+        f"[bold red]stretto:[/] {_escaped(message)}"
+    )
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
