@@ -10,7 +10,7 @@ COMMA  := ,
 DEV_STAMP := $(VENV)/.installed-$(subst $(COMMA),-,$(EXTRAS))
 RUN_STAMP := $(VENV)/.installed-run
 
-FIGURE := build/demo.svg
+DEMO := build/demo
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -21,9 +21,12 @@ help: ## list the targets
 
 venv: $(DEV_STAMP) ## make .venv with what development needs (EXTRAS=cuda,dev for NVIDIA GPUs)
 
-demo: $(RUN_STAMP) ## run a small all-gather GEMM on this machine, simulate it, draw both
-	@mkdir -p $(dir $(FIGURE))
-	$(BIN)/stretto compare ag-gemm --tp 2 -m 1024 -n 1024 -k 1024 --machine host --figure $(FIGURE)
+demo: $(RUN_STAMP) ## run two processes above their simulation, and ask what TP16 would do
+	@mkdir -p $(DEMO)
+	$(BIN)/stretto compare ag-gemm --tp 2 -m 2048 -n 1024 -k 2048 --figure $(DEMO)/compare-tp2.png
+	$(BIN)/stretto simulate ag-gemm --machine gb300-nvl72 --tp 16 -m 8192 -n 6288 -k 7168 \
+		--figure $(DEMO)/what-if-tp16.png
+	@echo 'Look at $(DEMO)/compare-tp2.png and $(DEMO)/what-if-tp16.png'
 
 check: $(DEV_STAMP) links ## lint, formatting, types, and the walls between the folders
 	$(BIN)/ruff check .

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
-from stretto.schedules.language import Collective, Copy, FusedGemm, Gemm, Put, Reduce, RowOp
+from stretto.schedules.language import FusedGemm, Gemm
 from stretto.schedules.verifier.order import Order
 from stretto.schedules.verifier.report import Reporter
 from stretto.schedules.verifier.unroll import NEVER, Access, World
@@ -28,9 +28,7 @@ def find_races(order: Order, report: Reporter) -> None:
         if any(access.mode != "read" for access in accesses):
             accesses.sort(key=lambda access: rank_of[access.start])
             _look_through(order, report, accesses)
-    for access in world.accesses:
-        if access.mode == "write":
-            _look_at_itself(report, access)
+    _find_own_overlaps(order, report)
 
 
 def ordered(order: Order, one: Access, other: Access) -> bool:
@@ -83,28 +81,25 @@ def _touches_bytes(world: World, access: Access, start: int, stop: int) -> bool:
 
 def _look_through(order: Order, report: Reporter, accesses: Sequence[Access]) -> None:
     seen: set[tuple[int, int]] = set()
-    for group in _strips(order.world, accesses):
+    for group in _strips(accesses):
         since: list[Access] = []  # the last write, then what came after it
         for access in group:
-            clear = access.mode == "write"
+            kept = []
             for earlier in since:
                 if _compatible(earlier, access) or not overlap(order.world, earlier, access):
-                    clear = False
+                    kept.append(earlier)
                     continue
-                if ordered(order, earlier, access):
-                    continue
-                if ordered(order, access, earlier):
-                    continue
-                pair = (id(earlier), id(access))
-                if pair not in seen:
-                    seen.add(pair)
-                    _report(order, report, earlier, access)
-            if clear and all(_covers(access, earlier) for earlier in since):
-                since = []
-            since.append(access)
+                if access.mode != "write" or not _covers(access, earlier):
+                    kept.append(earlier)
+                if not ordered(order, earlier, access):
+                    pair = (id(earlier), id(access))
+                    if pair not in seen:
+                        seen.add(pair)
+                        _report(order, report, earlier, access, group)
+            since = [*kept, access]
 
 
-def _strips(world: World, accesses: Sequence[Access]) -> Iterator[list[Access]]:
+def _strips(accesses: Sequence[Access]) -> Iterator[list[Access]]:
     """Yield the accesses to each strip of rows between which none begins or ends."""
     if len({access.shape for access in accesses}) > 1:
         yield list(accesses)
@@ -124,7 +119,7 @@ def _compatible(one: Access, other: Access) -> bool:
         return True
     if one.meeting == other.meeting != NEVER:
         return True
-    return one.site == other.site
+    return one.site == other.site and one.start == other.start  # see _find_own_overlaps
 
 
 def _covers(one: Access, other: Access) -> bool:
@@ -133,4 +128,96 @@ def _covers(one: Access, other: Access) -> bool:
         one.shape == other.shape
         and one.column <= other.column
         and one.column_stop >= other.column_stop
+    )
+
+
+# ---- words ---------------------------------------------------------------------------------------
+
+
+def _report(
+    order: Order, report: Reporter, one: Access, other: Access, group: Sequence[Access]
+) -> None:
+    """Report two accesses that nothing orders; `one` came first in the run that was played."""
+    world = order.world
+    calls = world.call_of(one.site), world.call_of(other.site)
+    if calls[0] > calls[1]:
+        one, other = other, one
+    across = calls[0] != calls[1]
+    if not across and "read" in (one.mode, other.mode):
+        read, write = (one, other) if one.mode == "read" else (other, one)
+        # Was the write to be read, or to come later?
+        filled = any(
+            before.mode != "read" and before is not write and ordered(order, before, read)
+            for before in group
+        )
+        one, other = (read, write) if filled else (write, read)
+    what = report.rectangle(one, other)
+    first, second = report.operation(one.site), report.operation(other.site, beside=one.site)
+    if one.mode == "read":
+        message = f"{_capital(second)} may overwrite {what} before {first} has read them."
+    elif other.mode == "read":
+        message = f"{_capital(second)} may read {what} before {first} has written them."
+    else:
+        message = f"{_capital(first)} and {second} both write {what}, in an order that is open."
+    missing = f"nothing orders {report.full(one.site)} before {report.full(other.site)}"
+    if one.flies and one.finish == NEVER:
+        missing += ", whose stream sets no later signal to say that the data have arrived"
+    report.add(
+        "reuse" if across and other.mode != "read" else "race",
+        message.replace(" them.", " it.") if " row " in f" {what}" else message,
+        missing=missing,
+        places=(report.touched(one), report.touched(other)),
+        goals=(one.start, other.start),
+        held=[event for event in (one.finish, other.finish) if event != NEVER],
+        open=(one.site, other.site),
+    )
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+# ---- one operation against itself ----------------------------------------------------------------
+
+
+def _find_own_overlaps(order: Order, report: Reporter) -> None:
+    """Report operations that write what they still read; all calls of a phase are alike in that."""
+    world = order.world
+    first_turns: dict[tuple[int, int], int] = {}
+    for number, turn in enumerate(world.turns):
+        first_turns.setdefault((turn.program, id(turn.phase)), number)
+    looked_at = set(first_turns.values())
+    together: dict[tuple[int, int], list[Access]] = {}
+    for access in world.accesses:
+        site = world.sites[access.site]
+        if site.operation is not None and site.turn in looked_at:
+            together.setdefault((access.site, access.start), []).append(access)
+    for (number, _), accesses in together.items():
+        operation = world.sites[number].operation
+        product = isinstance(operation, (Gemm, FusedGemm))
+        for write in accesses:
+            for place, read in enumerate(accesses):
+                if write.mode == "read" or read.mode != "read":
+                    continue
+                if read.storage != write.storage or not overlap(world, read, write):
+                    continue
+                if _same(read, write) and not (product and place < 2):
+                    continue  # in place, element by element
+                report.add(
+                    "race",
+                    f"{_capital(report.operation(number))} writes {report.rectangle(write, read)} "
+                    "while it still reads there.",
+                    missing="its output must lie apart from its inputs",
+                    places=(report.touched(read), report.touched(write)),
+                    goals=(write.start,),
+                    open=(number,),
+                )
+
+
+def _same(one: Access, other: Access) -> bool:
+    return (one.row, one.row_stop, one.column, one.column_stop) == (
+        other.row,
+        other.row_stop,
+        other.column,
+        other.column_stop,
     )

@@ -16,6 +16,7 @@ from stretto.schedules import SCHEDULES
 from stretto.schedules.language import (
     ALL_COLLECTIVES,
     ALL_VERBS,
+    Body,
     Capabilities,
     Deadlock,
     InvalidInput,
@@ -267,6 +268,20 @@ def test_two_slots_without_credit_race_at_the_third_call() -> None:
     # The third call wrote into the slot that rank 1 was still reading in the first.
     assert (0, 1) in Case([unsafe] * 3).wrong(delayed, poison_released=False)
     assert (0, 1) in Case([unsafe] * 3).wrong(delayed)
+
+
+def test_a_released_slot_is_poisoned() -> None:
+    (phase,) = build(Shift, 2, 4).phases
+    hasty = Body(
+        tuple(
+            replace(operation, after=()) if operation.id == "release0" else operation
+            for operation in phase.bodies[0].operations
+        )
+    )
+    case = Case([replace(build(Shift, 2, 4), phases=(replace(phase, bodies=(hasty,)),))])
+    late = Delayed(kinds=["gemm"])
+    assert case.wrong(late, poison_released=False) == []  # nobody writes there in one call
+    assert case.wrong(late) == [(0, 0), (0, 1)]
 
 
 # ---- several Programs on one workspace -----------------------------------------------------------

@@ -58,17 +58,18 @@ from stretto.sim.interpreter import (
 class BeginFirst(InOrder):
     """Takes the first step of one operation, then all of the others, then the rest of it."""
 
-    def __init__(self, operation: str, manner: Manner) -> None:
+    def __init__(self, operation: str, manner: Manner, *, rank: int = 0) -> None:
         super().__init__(manner)
-        self.operation, self.begun = operation, False
+        self.operation, self.rank, self.begun = operation, rank, False
 
     def pick(self, steps: Sequence[Step]) -> int:
-        names = [step.operation for step in steps]
-        if self.begun or self.operation not in names:
-            others = [place for place, name in enumerate(names) if name != self.operation]
-            return (others or [0])[0]
-        self.begun = True
-        return names.index(self.operation)
+        for place, step in enumerate(steps):
+            named = step.operation == self.operation
+            if not self.begun and named and step.rank == self.rank:
+                self.begun = True
+                return place
+        others = [place for place, step in enumerate(steps) if step.operation != self.operation]
+        return (others or [0])[0]
 
 
 SCHEDULERS: list[Scheduler] = [InOrder(), InOrder(HOSTILE), *(Random(seed) for seed in range(12))]
@@ -322,6 +323,10 @@ def test_sources_are_read_at_any_moment_until_the_end(kind: str) -> None:
     for manner, expected in ((Manner(), 0.0), (Manner(reads="end"), 5.0)):
         result = interpret(racy, given, scheduler=BeginFirst("read", manner))
         assert set(result.outputs["y"][0].flat) == {expected}
+    if kind in ("copy", "put"):
+        by_rows = BeginFirst("read", Manner(by_rows=True))
+        rows = interpret(racy, given, scheduler=by_rows).outputs["y"][0]
+        assert rows.tolist() == [[0, 0], [5, 5]]
 
 
 # ---- collectives ---------------------------------------------------------------------------------
@@ -369,6 +374,33 @@ def test_an_all_reduce_may_be_in_place() -> None:
             program(3, buffers, [], [reduce]), {"y": list(many)}, scheduler=scheduler
         )
         np.testing.assert_array_equal(result.outputs["y"], [many.sum(0)] * 3)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_what_a_collective_writes_before_all_are_there(rank: int) -> None:
+    gather = Collective(
+        id="c", stream="compute", collective="all_gather", source=View("x"), destination=View("z")
+    )
+    copy = Copy(id="copy", stream="side", source=View("z"), destination=View("y"))
+    z = symmetric("z", 3, initial="zero", reuse="caller_stream")
+    buffers = [sharded("x", 3, role="input"), z, caller("y", 3, role="output")]
+    racy = program(3, buffers, [], [gather, copy])
+    x = numbers(3, 2)
+
+    def early(manner: Manner, **options) -> list[np.ndarray]:
+        begun = BeginFirst("c", manner, rank=rank)
+        given = {"x": [x[i : i + 1] for i in range(3)]}
+        return interpret(racy, given, scheduler=begun, **options).outputs["y"]
+
+    for place, got in enumerate(early(Manner())):
+        assert not got.any(), place
+    for place, got in enumerate(early(HOSTILE)):
+        assert np.isnan(got).all() if place == rank else not got.any()
+    for place, got in enumerate(early(Manner(), pushed_collectives=True)):
+        pushed = np.zeros((3, 2))
+        if place != rank:
+            pushed[rank] = x[rank]
+        np.testing.assert_array_equal(got, pushed)
 
 
 def test_ranks_that_do_not_meet() -> None:
@@ -584,6 +616,29 @@ def test_phases_and_repeats_are_calls_and_the_caller_acts_between_executions_onl
         for x, outputs in zip(xs, result.by_call, strict=True):
             np.testing.assert_array_equal(outputs["y"][0], 16 * x + 15)
         assert [key.call for key in result.trace] == list(range(18))
+
+
+def test_streams_go_on_from_call_to_call_unless_they_are_fresh() -> None:
+    fill = Fill(id="fill", stream="side", destination=View("z"))
+    z = Buffer("z", "workspace", "fp32", Extent(1), Extent(1))
+    late = Delayed(calls=[0])
+    kept = interpret(program(1, [z], [], [fill]), {}, calls=2, scheduler=late)
+    assert [key.call for key in kept.trace] == [0, 1]
+    options = {"calls": 2, "scheduler": late, "fresh_streams": True}
+    fresh = interpret(program(1, [z], [], [fill]), {}, **options)
+    assert [key.call for key in fresh.trace] == [1, 0]
+    assert fresh.progress == kept.progress == {(0, "compute"): 0, (0, "side"): 2}
+    on_callers = replace(fill, stream="compute")
+    callers = interpret(program(1, [z], [], [on_callers]), {}, **options)
+    assert [key.call for key in callers.trace] == [0, 1]
+
+
+def test_memory_that_nobody_wrote_is_nan() -> None:
+    for name, kind in (("local", "local"), ("shared", "symmetric")):
+        z = Buffer("z", "workspace", "fp32", Extent(2), Extent(2), kind=kind)
+        copy = Copy(id=name, stream="compute", source=View("z"), destination=View("y"))
+        result = interpret(program(1, [z, caller("y", 2, role="output")], [], [copy]), {})
+        assert np.isnan(result.outputs["y"][0]).all()
 
 
 def test_weights_are_taken_once_and_zeroed_memory_is_zero_once() -> None:

@@ -110,7 +110,11 @@ def save_timeline(
         if trace.suffix == ".json":
             from stretto.figures.files import write_whole
 
-            write_whole(trace, to_json(timelines[0], indent=1).encode())
+            for timeline in timelines:
+                path = trace
+                if timeline is not timelines[0]:
+                    path = trace.with_stem(f"{trace.stem}-{timeline.origin}")
+                write_whole(path, to_json(timeline, indent=1).encode())
         else:
             from stretto.figures import write_trace
 
