@@ -48,3 +48,22 @@ def _amd() -> str:
     nodes = list(Path("/sys/class/kfd/kfd/topology/nodes").glob("*/gpu_id"))
     found = [node for node in nodes if node.read_text().strip() not in ("", "0")]
     return f"{len(found)} found" if found else "none found"
+
+
+def gpu_condition(index: int) -> dict[str, object]:
+    """Return an NVIDIA GPU's SM clock, temperature, power and throttle reasons; read only."""
+    try:
+        import pynvml
+    except ImportError:
+        return {"unknown": "nvidia-ml-py is not installed"}
+    pynvml.nvmlInit()
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        return {
+            "sm_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
+            "celsius": pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
+            "watts": pynvml.nvmlDeviceGetPowerUsage(handle) / 1000.0,
+            "throttle_reasons": pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+        }
+    finally:
+        pynvml.nvmlShutdown()

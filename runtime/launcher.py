@@ -12,7 +12,7 @@ import pickle
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -20,15 +20,9 @@ from types import FrameType
 from typing import Any
 
 from stretto.schedules.language import InvalidInput, PeerLost, RunFailed, StrettoError, Unavailable
+from stretto.transports.multicast import switch_multicast_off
 
-__all__ = ["MULTICAST_OFF", "Rank", "launch", "require_torch", "torchrun_rank"]
-
-MULTICAST_OFF: Mapping[str, str] = {
-    "NCCL_NVLS_ENABLE": "0",
-    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-    "NVSHMEM_DISABLE_NVLS": "1",
-}
-"""Set for this process and its children before torch is imported: NVLink multicast stays off."""
+__all__ = ["Rank", "launch", "require_torch", "torchrun_rank"]
 
 STORE_TIMEOUT_S = 120
 GRACE_PERIOD_S = 10
@@ -60,8 +54,7 @@ def require_torch() -> Any:
     Unavailable
         If torch is not installed; the message says how to install it.
     """
-    for variable, value in MULTICAST_OFF.items():
-        os.environ[variable] = value
+    switch_multicast_off()
     try:
         import torch
     except ImportError as error:
@@ -150,6 +143,7 @@ def _child(
 ) -> None:
     signal.signal(signal.SIGINT, _leave)
     signal.signal(signal.SIGTERM, _leave)
+    switch_multicast_off()
     from torch.distributed import TCPStore
 
     store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=STORE_TIMEOUT_S))

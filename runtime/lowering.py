@@ -118,6 +118,7 @@ def lower(
     workspace: Workspace | None,
     tensors: Mapping[str, Any],
     gemm: GemmProvider,
+    streams: Mapping[str, Any] | None = None,
 ) -> Executable:
     """Resolve every address of `program` for this rank.
 
@@ -132,6 +133,9 @@ def lower(
         this rank (a short shard's tensor may have just its valid rows).
     gemm
         Who prepares GEMMs.
+    streams
+        What the transport's verbs get as their stream, by the Program's names; the names
+        themselves if None.
 
     Raises
     ------
@@ -140,7 +144,7 @@ def lower(
     Unsupported
         If an operation has no implementation here.
     """
-    lowering = _Lowering(program, transport, workspace, tensors, gemm)
+    lowering = _Lowering(program, transport, workspace, tensors, gemm, streams)
     return Executable(
         program,
         transport.rank,
@@ -158,9 +162,12 @@ class _Lowering:
         workspace: Workspace | None,
         tensors: Mapping[str, Any],
         gemm: GemmProvider,
+        streams: Mapping[str, Any] | None,
     ) -> None:
         self.program, self.transport, self.workspace = program, transport, workspace
         self.gemm = gemm
+        self.streams = streams or {}
+        self.device: Any = getattr(transport, "device", None)
         self.rank, self.world_size = transport.rank, transport.world_size
         self.tensors: dict[str, Any] = {}
         if program.world_size != self.world_size:
@@ -206,7 +213,7 @@ class _Lowering:
         dtype = torch_dtype(buffer.dtype)
         if not buffer.of_caller:
             make = torch.zeros if buffer.initial == "zero" else torch.empty
-            return make((buffer.slots * rows, columns), dtype=dtype)
+            return make((buffer.slots * rows, columns), dtype=dtype, device=self.device)
         tensor = tensors.get(buffer.name)
         if tensor is None:
             raise InvalidInput(f"The Program needs a tensor for its {buffer.role} {buffer.name!r}.")
@@ -253,6 +260,7 @@ class _Lowering:
                 rows,
                 columns,
                 buffer.dtype,
+                self.device,
             )
         else:
             whole = self.tensors[buffer.name]
@@ -306,7 +314,7 @@ class _Lowering:
         put = self.transport.put(
             self._memory(operation.source, slot),
             self._memory(operation.destination, slot),
-            stream=operation.stream,
+            stream=self._stream(operation),
             label=label,
         )
         if operation.signal is None or self.workspace is None:
@@ -315,7 +323,7 @@ class _Lowering:
         flag = self.program.flag[sync.word.flag]
         word = sync.word.resolve(flag, rank=self.rank, world_size=self.world_size, call=slot)
         signal = self.transport.signal(
-            self.workspace, [word], sync.value, stream=operation.stream, label=label
+            self.workspace, [word], sync.value, stream=self._stream(operation), label=label
         )
 
         def put_then_signal(call: int) -> Sequence[int]:
@@ -341,7 +349,7 @@ class _Lowering:
             self.workspace,
             words,
             operation.value,
-            stream=operation.stream,
+            stream=self._stream(operation),
             label=Label(operation.stream, operation.id),
         )
 
@@ -358,9 +366,12 @@ class _Lowering:
             self._memory(operation.destination, slot),
             dtype=source.dtype,
             blocks=[blocks.rows.valid(rank, self.world_size) for rank in range(self.world_size)],
-            stream=operation.stream,
+            stream=self._stream(operation),
             label=Label(operation.stream, operation.id),
         )
+
+    def _stream(self, operation: Operation) -> Any:
+        return self.streams.get(operation.stream, operation.stream)
 
     # ---- for the record ----------------------------------------------------------------------
 

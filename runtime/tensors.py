@@ -35,15 +35,34 @@ def torch_dtype(name: str) -> Any:
     return found
 
 
-def tensor_at(address: int, rows: int, columns: int, dtype: str) -> Any:
-    """Return a [rows, columns] CPU tensor over memory that someone else keeps alive."""
+def tensor_at(address: int, rows: int, columns: int, dtype: str, device: Any = None) -> Any:
+    """Return a [rows, columns] tensor over memory that someone else keeps alive.
+
+    `device` None is the CPU.
+    """
     import torch
 
     total = rows * columns * DTYPE_BYTES[dtype]
     if not total:
-        return torch.empty((rows, columns), dtype=torch_dtype(dtype))
+        return torch.empty((rows, columns), dtype=torch_dtype(dtype), device=device)
+    if device is not None:
+        raw = torch.as_tensor(_CudaBytes(address, total), device=device)
+        return raw.view(torch_dtype(dtype)).view(rows, columns)
     raw = (ctypes.c_uint8 * total).from_address(address)
     return torch.frombuffer(raw, dtype=torch_dtype(dtype)).view(rows, columns)
+
+
+class _CudaBytes:
+    """Device memory in the form that torch takes without copying."""
+
+    def __init__(self, address: int, size_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size_bytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+            "strides": None,
+        }
 
 
 def memory_of(address: int, buffer: Buffer, rectangle: Rectangle, world_size: int) -> Memory:

@@ -15,7 +15,9 @@ rows.  The variants differ in who pushes what to whom, and when::
     unfused  compute   |     all_gather     ||       gemm        | the baseline
 
 Waits are on a stream of their own, so that a GEMM never delays the forwarding of rows that have
-already come.  A shard that comes while a GEMM runs is announced by an event, not by polling.
+already come.  A shard that comes while a GEMM runs is announced by an event, not by polling.  Each
+step's push and wait are enqueued before its GEMM: a wait may need a multiprocessor, and a GEMM that
+has started first leaves none (measured on two H200: 99 against 89 us at m = 512).
 
 Rejected: waiting on the compute stream (one stream less, but step s + 1 is forwarded only after
 the GEMM of step s - 1); an exit barrier (slots and credits make calls safe without one).
@@ -64,16 +66,16 @@ class RingAllGatherGemm(AllGatherGemm):
         x, w, y = rank.input("x"), rank.weight("w"), rank.output("y")
         gathered = rank.workspace("gathered", rows=self.m, columns=self.k)
         compute, send, receive = rank.streams("compute", "send", "receive")
-        held = x[rank]  # the shard to pass on next
-        rank.gemm(x[rank], w, y[rank], on=compute)
+        held = x[rank]  # the rows to multiply, and to pass on, next
         for step in rank.steps():
             source = rank - step  # whose rows arrive in this step
             rank.put(held, to=rank + 1, into=gathered[source + 1], on=send)
             arrival = rank.wait(gathered[source], on=receive)
+            rank.gemm(held, w, y[source + 1], on=compute)
             send.after(arrival)
             compute.after(arrival)
-            rank.gemm(gathered[source], w, y[source], on=compute)
             held = gathered[source]
+        rank.gemm(held, w, y[rank + 1], on=compute)
 
 
 class DirectAllGatherGemm(AllGatherGemm):
@@ -85,14 +87,16 @@ class DirectAllGatherGemm(AllGatherGemm):
         x, w, y = rank.input("x"), rank.weight("w"), rank.output("y")
         gathered = rank.workspace("gathered", rows=self.m, columns=self.k)
         compute, send, receive = rank.streams("compute", "send", "receive")
-        rank.gemm(x[rank], w, y[rank], on=compute)
+        held = x[rank]
         for step in rank.steps():
             source = rank - step
             rank.put(x[rank], to=rank + step, into=gathered[rank + 0], on=send)
             arrival = rank.wait(gathered[source], on=receive)
+            rank.gemm(held, w, y[source + 1], on=compute)
             send.after(arrival)  # the next push only after this round's shard
             compute.after(arrival)
-            rank.gemm(gathered[source], w, y[source], on=compute)
+            held = gathered[source]
+        rank.gemm(held, w, y[rank + 1], on=compute)
 
 
 class EagerAllGatherGemm(AllGatherGemm):

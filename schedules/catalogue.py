@@ -105,7 +105,8 @@ def _load_object(path: Path, attribute: str) -> type[Schedule] | Program:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise InvalidInput(f"{path} raised {type(error).__name__} when loaded: {error}") from error
+        first = (str(error).splitlines() or [""])[0]
+        raise InvalidInput(f"{path} raised {type(error).__name__} when loaded: {first}") from error
     found = getattr(module, attribute, None)
     if isinstance(found, Program) or (isinstance(found, type) and issubclass(found, Schedule)):
         return found

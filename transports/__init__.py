@@ -28,6 +28,7 @@ def _lazily(module: str, cls: str) -> Loader:
 
 TRANSPORTS: Mapping[str, Loader] = MappingProxyType(
     {
+        "copy_engine": _lazily("stretto.transports.copy_engine", "CopyEngineTransport"),
         "shared_memory": _lazily("stretto.transports.shared_memory", "SharedMemoryTransport"),
     }
 )

@@ -123,6 +123,12 @@ class WorkspaceLayout:
         if len(world_sizes) != 1:
             raise InvalidInput("Programs on one workspace must have one world size.")
         world_size = world_sizes.pop()
+        released = {_released(program) for program in programs}
+        if len(released) > 1:
+            raise InvalidInput(
+                "Programs that take turns on one workspace must release the same buffers in every "
+                f"call; these release {' and '.join(str(list(one)) for one in sorted(released))}."
+            )
         sizes: dict[str, tuple[int, int]] = {}
         flags: dict[str, Flag] = {}
         for program in programs:
@@ -165,6 +171,11 @@ class WorkspaceLayout:
             if flag.name == name:
                 return flag
         raise InvalidInput(f"The workspace has no flag {name!r}.")
+
+
+def _released(program: Program) -> tuple[str, ...]:
+    """Return the buffers whose slots wait for a release before they are used again."""
+    return tuple(sorted(buffer.name for buffer in program.buffers if buffer.reuse == "release"))
 
 
 def _joined(buffer: Buffer, known: tuple[int, int] | None, world_size: int) -> tuple[int, int]:

@@ -12,8 +12,11 @@ Slots, credits and epochs are the builder's business:
 * before a stream first writes a rank's slot in a call comes a *credit*: a wait until that rank
   has released the slot's last use (a collective writes every rank's slot, its own included);
 * at the end of a call every rank *releases* the slot to all ranks, after its last access.  That
-  must come after its own release of the slot's last use.  It does if the rank has waited for a
-  put into the slot, since that put needed the release; where it has not, it waits for its *turn*.
+  must come after its own release of the slot's last use, which may be another schedule's on
+  another stream, has reached all ranks.  So a credit is for the own word too, which is set last;
+  where a stream has had no credit before its release, it waits for its *turn*.  (To have received
+  a put that needed the release is not enough: it says that one rank's word was set, while those of
+  others may still be under way.)
 
 All flags have the workspace's slots, so that each slot is a domain of its own: what is waited for
 is always what the slot's last use signalled, whatever the other slots are at.
@@ -108,7 +111,7 @@ class Schedule(ABC):
         capabilities: Capabilities,
     ) -> None:
         for what, size in (("world size", world_size), ("m", m), ("n", n), ("k", k)):
-            if not 1 <= size <= MAX_SIZE:
+            if not isinstance(size, int) or not 1 <= size <= MAX_SIZE:
                 raise InvalidInput(f"{what} is {size}; give a whole number from 1 to {MAX_SIZE}.")
         self.world_size, self.m, self.n, self.k = world_size, m, n, k
         self.dtype: DType = dtype
@@ -513,7 +516,7 @@ class RankBuilder:
                 last[operation.stream] = operation.id
         last.pop(stream.name, None)
         released = self._released(workspace)
-        if not self._knows_of_release(workspace):
+        if (workspace, SELF, stream.name) not in self._credited:
             freed = Epoch(1, 1 - self._buffers[workspace].slots)
             turn = (FlagRef(released.name, SELF),)
             self._add(Wait, "turn", stream, words=turn, value=freed, note="release")
@@ -523,15 +526,6 @@ class RankBuilder:
             for offset in range(1, self.world_size + 1)  # the own word last: it ends the turn
         )
         self._add(Signal, "release", stream, words=words, note="release")
-
-    def _knows_of_release(self, workspace: str) -> bool:
-        """Whether something waited for can only have come after this rank's last release."""
-        own = FlagRef(f"{workspace}.released", SELF)
-        return any(
-            sync.word == own or sync.word.flag.startswith(f"{workspace}.arrived")
-            for operation in self._operations
-            for sync in operation.waits()
-        )
 
     def _credit(self, operation: Operation, stream: Stream) -> None:
         """Wait, where it is due, until the slots that `operation` writes are free again."""
@@ -544,6 +538,8 @@ class RankBuilder:
             if isinstance(operation, Collective):
                 owners = [Peer(offset) for offset in range(self.world_size)]
             due = [owner for owner in owners if self._needs_credit(buffer.name, owner, stream)]
+            if due and self._needs_credit(buffer.name, SELF, stream):
+                due.append(SELF)  # for the release at the end of the call
             if due:
                 released = self._released(buffer.name)
                 waiting = Wait(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -46,12 +48,30 @@ def from_json(cls: type[T], text: str | bytes, *, source: str = "the text") -> T
         inner = first.get("ctx", {}).get("error")
         if isinstance(inner, ProgramError):
             raise inner from error
+        _refuse_version(cls, text, source)
         where = ".".join(str(part) for part in first["loc"])
         raise InvalidInput(
             f"{source} is not a {cls.__name__} in JSON: "
             f"{'at ' + where + ': ' if where else ''}{first['msg']}"
         ) from error
     return value
+
+
+def _refuse_version(cls: type[Any], text: str | bytes, source: str) -> None:
+    """Raise if the text says that it is of another version; then nothing else in it matters."""
+    version = next((one for one in fields(cls) if one.name.endswith("_version")), None)
+    try:
+        given = json.loads(text)
+    except ValueError:
+        return
+    if version is None or not isinstance(given, dict):
+        return
+    found = given.get(version.name, version.default)
+    if found != version.default:
+        raise InvalidInput(
+            f"{source} is a {cls.__name__} of {version.name} {found!r}, this Stretto reads version "
+            f"{version.default}; make it again."
+        )
 
 
 def load_json_file(cls: type[T], path: Path) -> T:

@@ -185,7 +185,7 @@ class _BodyChecker:
                 )
         if flag.kind == "mailbox" and (value.stride, value.offset) != (0, 1):
             raise self._fail(operation, f"flag {word.flag!r} is a mailbox; its value is always 1")
-        if flag.kind == "epoch" and value.stride < 1 and self.program.calls > 1:
+        if flag.kind == "epoch" and value.stride < 1:
             raise self._fail(
                 operation, f"epoch flag {word.flag!r} needs a value that grows with the calls"
             )

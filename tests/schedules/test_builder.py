@@ -159,7 +159,8 @@ def test_a_credit_comes_before_a_streams_first_write_into_a_rank(variant: str) -
             credited.add(operation.destination.on)
             assert before.tags.note == "credit"
             assert before.stream == operation.stream
-            assert before.words == (FlagRef("gathered.released", operation.destination.on),)
+            own = () if len(credited) > 1 else (FlagRef("gathered.released", SELF),)
+            assert before.words == (FlagRef("gathered.released", operation.destination.on), *own)
             assert before.value == Epoch(1, -1)
     credits_ = [operation for operation in operations if operation.tags.note == "credit"]
     assert len(credits_) == len(credited) == (1 if variant == "ring" else 3)
@@ -194,7 +195,7 @@ def test_a_release_follows_the_last_access(variant: str) -> None:
     body = body_of(VARIANTS[variant])
     *_, release = body.operations
     assert release.id == "release0"
-    assert "turn0" not in body.index  # who has waited for a put, or for itself, needs none
+    assert "turn0" not in body.index  # its stream has had a credit, the own word with it
     assert [word.on for word in release.words] == [Peer(1), Peer(2), Peer(3), SELF]
     assert {word.index for word in release.words} == {SELF}
     last: dict[str, str] = {}
@@ -209,18 +210,20 @@ def test_a_release_follows_the_last_access(variant: str) -> None:
     assert set(release.after) == set(last.values())
 
 
-def test_who_waits_for_nobody_releases_in_turn() -> None:
+def test_a_stream_releases_only_after_the_last_release_has_reached_all_ranks() -> None:
+    """The own word, which is set last, says so: a credit is for it too."""
+
     def enqueue(rank: RankBuilder) -> None:
         (send,) = rank.streams("send")
         rank.put(rank.input("x")[rank], to=rank + 1, into=gathered(rank)[rank + 0], on=send)
 
     program = traced(enqueue)
-    *_, turn, release = program.phases[0].bodies[0].operations
-    assert (turn.id, turn.stream) == ("turn0", release.stream)
-    assert turn.words == (FlagRef("gathered.released", SELF),)
+    credit, _, release = program.phases[0].bodies[0].operations
+    assert (credit.id, credit.stream) == ("credit0", release.stream)
+    assert FlagRef("gathered.released", SELF) in credit.words
     slots = program.buffer["gathered"].slots
     for call in range(slots, slots + 4):
-        assert turn.value.at(call) == release.value.at(call - slots)
+        assert credit.value.at(call) == release.value.at(call - slots)
 
 
 def test_several_workspaces_are_released_one_by_one() -> None:
@@ -247,20 +250,23 @@ def test_every_rank_releases_even_one_that_only_waits_or_does_nothing() -> None:
 
     def broadcast(rank: RankBuilder) -> None:
         x, y, rows = rank.input("x"), rank.output("y"), gathered(rank)
-        compute, send = rank.streams("compute", "send")
+        compute, send, receive = rank.streams("compute", "send", "receive")
         if rank.index == 0:
             rank.put(x[rank], to=Peer(1, absolute=True), into=rows[root], on=send)
         elif rank.index == 1:
-            rank.wait(rows[root], on=compute)
+            compute.after(rank.wait(rows[root], on=receive))
             rank.gemm(rows[root], rank.weight("w"), y[root], on=compute)
 
     (phase,) = traced(broadcast).phases
     for rank in range(3):
         release = phase.body(rank)["release0"]
-        assert release.stream == ("send" if rank == 0 else "compute")
+        assert release.stream == ("send", "receive", "compute")[rank]
         assert len(release.words) == 3
     ids = [operation.id for operation in phase.body(1).operations]
-    assert ids == ["wait0", "gemm0", "release0"]
+    assert ids == ["wait0", "gemm0", "turn0", "release0"]  # a wait alone is no turn
+    turn = phase.body(1)["turn0"]
+    assert (turn.stream, turn.words) == ("receive", (FlagRef("gathered.released", SELF),))
+    assert turn.value == Epoch(1, -1)
 
 
 def test_a_workspace_that_nobody_touches_is_not_released() -> None:

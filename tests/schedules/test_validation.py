@@ -381,9 +381,10 @@ def test_moves_agree_in_dtype(everything: Program) -> None:
         buffer("sum", dtype="fp32")(everything)
 
 
-def test_an_epoch_that_stands_still_is_fine_in_a_single_call(everything: Program) -> None:
+def test_an_epoch_that_stands_still_is_refused_even_in_a_single_call(everything: Program) -> None:
     alone = replace(everything, phases=everything.phases[:1])
-    assert operation("put", value=Epoch(0, 1))(alone)
+    with pytest.raises(ProgramError, match="grows with the calls"):
+        operation("put", value=Epoch(0, 1))(alone)
 
 
 def test_signals_and_waits_may_name_any_of_their_words(everything: Program) -> None:

@@ -19,7 +19,9 @@ from stretto.schedules.language import (
     Body,
     Capabilities,
     Deadlock,
+    FlagRef,
     InvalidInput,
+    Peer,
     Program,
     RankBuilder,
     Schedule,
@@ -94,6 +96,33 @@ class ShiftOnOneStream(Shift):
         rank.wait(gathered[rank - 1], on=compute)
         rank.fill(y, on=compute)
         rank.gemm(gathered[rank - 1], w, y[rank - 1], on=compute)
+
+
+class Backward(VARIANTS["ring"]):
+    """A ring to the other side, so that the first word of a release is what its writer needs."""
+
+    variant, stream = "backward", "send"
+
+    def enqueue(self, rank: RankBuilder) -> None:
+        x, w, y = rank.input("x"), rank.weight("w"), rank.output("y")
+        gathered = rank.workspace("gathered", rows=self.m, columns=self.k)
+        compute, send, receive = rank.streams("compute", self.stream, "receive")
+        held = x[rank]
+        rank.gemm(held, w, y[rank], on=compute)
+        for step in rank.steps():
+            source = rank + step
+            rank.put(held, to=rank - 1, into=gathered[source - 1], on=send)
+            arrival = rank.wait(gathered[source], on=receive)
+            send.after(arrival)
+            compute.after(arrival)
+            rank.gemm(gathered[source], w, y[source], on=compute)
+            held = gathered[source]
+
+
+class BackwardElsewhere(Backward):
+    """The same on a stream of another name."""
+
+    stream = "elsewhere"
 
 
 def build(cls: type[Schedule], tp: int, m: int, *, slots: int = 2) -> Program:
@@ -296,6 +325,8 @@ def mixture(tp: int, choose: Callable[[int], int]) -> list[Program]:
         build(VARIANTS["eager"], tp, 12),
         build(Relay, tp, 2 * tp),
         build(ShiftOnOneStream, tp, 4 * tp),
+        build(Backward, tp, 2 * tp),
+        build(BackwardElsewhere, tp, tp),
     ]
     return [kinds[choose(turn) % len(kinds)] for turn in range(11)]
 
@@ -304,7 +335,7 @@ def mixture(tp: int, choose: Callable[[int], int]) -> list[Program]:
 def test_schedules_and_shapes_take_turns_on_one_workspace(tp: int) -> None:
     random = np.random.default_rng(tp)
     for seed in range(4):
-        order = random.integers(0, 7, 11)
+        order = random.integers(0, 9, 11)
         case = Case(mixture(tp, lambda turn, order=order: int(order[turn])), seed)
         for scheduler in (Random(seed), Delayed(ranks=[tp - 1], among=Random(seed))):
             for fresh in (False, True):
@@ -322,6 +353,54 @@ def test_turns_without_credit_race() -> None:
     assert Case(turns).wrong(delayed, poison_released=False) == []
     unsafe = without_credits(ring)
     assert (0, 1) in Case([shift, shift, unsafe]).wrong(delayed, poison_released=False)
+
+
+def test_every_slot_is_released_for_itself() -> None:
+    # Rank 1 forwards late in call 0; call 1 releases on a stream that knows nothing of it.
+    late = Delayed(ranks=[1], operations=["put1"], calls=[0])
+    relay, shift = build(Relay, 4, 8), build(ShiftOnOneStream, 4, 8)
+    assert Case([relay, shift, shift]).wrong(late, poison_released=False) == []
+    # With one word for both slots, the release of call 1 would pass for that of call 0.
+    relay, shift = released_by_one_word(relay), released_by_one_word(shift)
+    assert Case([relay, shift, shift]).wrong(late, poison_released=False) == [(0, 2)]
+
+
+def released_by_one_word(program: Program) -> Program:
+    flags = [
+        replace(flag, slots=1) if flag.name == "gathered.released" else flag
+        for flag in program.flags
+    ]
+    return replace(program, flags=tuple(flags))
+
+
+def test_a_release_that_has_reached_some_ranks_is_not_overtaken() -> None:
+    # Call 2 releases the slot of call 0 on another stream. Were its words set while those of call
+    # 0 were still under way, they would be set back, and whoever waits for them would hang.
+    here, elsewhere = build(Backward, 3, 6), build(BackwardElsewhere, 3, 6)
+    direct = build(VARIANTS["direct"], 3, 6)
+
+    def turns(one: Program, other: Program) -> Case:
+        return Case([one, other, other, one, direct, direct])
+
+    half_way = [Delayed(ranks=[rank], operations=["release0"], calls=[0]) for rank in range(3)]
+    for scheduler in half_way:
+        assert turns(here, elsewhere).wrong(scheduler) == []
+    hasty = [without_own_credit(program) for program in (here, elsewhere)]
+    for scheduler in half_way:
+        with pytest.raises(Deadlock, match=r"credit0 of call 4 waits .*: expected 3, seen 1"):
+            turns(*hasty).run(scheduler)
+
+
+def without_own_credit(program: Program) -> Program:
+    (phase,) = program.phases
+    own = FlagRef("gathered.released", Peer(0))
+    operations = tuple(
+        replace(operation, words=tuple(word for word in operation.words if word != own))
+        if operation.tags.note == "credit"
+        else operation
+        for operation in phase.bodies[0].operations
+    )
+    return replace(program, phases=(replace(phase, bodies=(Body(operations),)),))
 
 
 def test_programs_that_cannot_share_a_workspace_are_refused() -> None:

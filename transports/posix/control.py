@@ -294,6 +294,10 @@ class Control:
                     fence()
                 self._header.abort = self.rank + 1
 
+    def problem(self) -> str | None:
+        """Say which rank has died, if one has; for who waits elsewhere than in this segment."""
+        return self._problem(None)
+
     def _problem(self, needs: int | None) -> str | None:
         """Say which rank cannot act any more, if one cannot."""
         for peer, record in enumerate(self._records):

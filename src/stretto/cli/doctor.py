@@ -11,7 +11,6 @@ from stretto.cli.application import app
 from stretto.cli.output import print_json, print_pairs, print_table
 
 PLANNED = {
-    "copy_engine": "not part of this version; it can be simulated",
     "nvls": "not part of this version; it can be simulated",
     "rccl": "not part of this version; it can be simulated",
 }

@@ -1,0 +1,1 @@
+"""What the CUDA transports share: checked driver calls, small kernels, workspaces."""
