@@ -16,6 +16,7 @@ from stretto.schedules.catalogue import (
     schedule_class,
 )
 from stretto.schedules.language import Capabilities, Program, Schedule, Timeline
+from stretto.schedules.verifier import Verdict, check_timeline, verified, verify
 
 __all__ = [
     "DEFAULT_VARIANT",
@@ -29,6 +30,10 @@ __all__ = [
     "Schedule",
     "Timeline",
     "UnfusedAllGatherGemm",
+    "Verdict",
+    "check_timeline",
     "load_schedule",
     "schedule_class",
+    "verified",
+    "verify",
 ]

@@ -31,8 +31,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import threading
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,13 +41,12 @@ from stretto.schedules.language import (
     InvalidInput,
     PeerLost,
     RunFailed,
-    StrettoError,
     Unsupported,
-    WaitTimeout,
     Word,
 )
 from stretto.transports.cuda.driver import bindings, called, failed
 from stretto.transports.cuda.kernels import Kernel, KernelLibrary
+from stretto.transports.cuda.watch import Watch
 from stretto.transports.cuda.workspace import CreditTable, CudaWorkspace
 from stretto.transports.interface import (
     NO_LABEL,
@@ -67,9 +64,6 @@ from stretto.transports.posix import segment
 from stretto.transports.posix.control import Control
 
 __all__ = ["CopyEngineTransport", "CudaStream"]
-
-WATCH_S = 0.05
-RECORD_WORDS = 8
 
 
 class CudaStream:
@@ -140,19 +134,13 @@ class CopyEngineTransport(Transport):
             join_timeout_s=join_timeout_s,
             directory=segment.SHARED_DIRECTORY,
         )
-        self._limit_ns = int(timeout_s * 1e9)
-        self._timeout_s = timeout_s
         self._group = _group(rank, world_size, store, key_prefix)
         self._check_peers()
         self._kernels = KernelLibrary(torch.cuda.get_device_capability(self.device))
-        self._host = torch.zeros(64, dtype=torch.int32, pin_memory=True)
-        self._labels: list[tuple[Label, tuple[Word, ...]]] = []
+        self._watch = Watch(self._control, timeout_s)
         self._keep: list[Any] = []
         self._workspaces: list[CudaWorkspace] = []
-        self._error: StrettoError | None = None
         self._closed = False
-        self._watcher = threading.Thread(target=self._watch, name="stretto-watch", daemon=True)
-        self._watcher.start()
 
     @classmethod
     def available(cls) -> Availability:
@@ -219,7 +207,7 @@ class CopyEngineTransport(Transport):
             tensor,
             self._peers(tensor, handle),
             kernels=self._kernels,
-            abort=self._host.data_ptr(),
+            abort=self._watch.abort_address,
         )
         self._keep.append(handle)
         workspace.initialise()
@@ -308,10 +296,14 @@ class CopyEngineTransport(Transport):
             return self._signal_kernel(own, words, value, kinds.pop(), where, label)
         driver = bindings()
         copy = driver.cuMemcpyDtoDAsync
-        targets = [driver.CUdeviceptr(own.word_address(word)) for word in words]
+        far = [word for word in words if word.home != self.rank]
+        targets = [driver.CUdeviceptr(own.word_address(word)) for word in far]
         sources = [
             driver.CUdeviceptr(own.value_address(residue, value)) for residue in range(own.period)
         ]
+        # A copy within a device is a kernel, which may have to wait for a GEMM to end.  So the own
+        # word is fetched back from a peer's that has just been written, by a copy engine again.
+        near = [driver.CUdeviceptr(own.word_address(word)) for word in words if word not in far]
         period = own.period
         what = f"rank {self.rank}, stream {label.stream!r}, operation {label.operation!r}: a signal"
 
@@ -320,6 +312,10 @@ class CopyEngineTransport(Transport):
             handle = where.handle
             for target in targets:
                 (code,) = copy(target, source, 4, handle)
+                if int(code):
+                    raise failed(what, code)
+            for target in near:
+                (code,) = copy(target, targets[-1] if targets else source, 4, handle)
                 if int(code):
                     raise failed(what, code)
             return ()
@@ -335,7 +331,7 @@ class CopyEngineTransport(Transport):
         where: CudaStream,
         label: Label,
     ) -> Launch:
-        number = self._labelled(label, words)
+        number = self._watch.labelled(label, words)
         table = self._table(workspace, words)
         head = (ctypes.c_uint64(table), ctypes.c_uint32(len(words)))
         kernels = []
@@ -347,7 +343,7 @@ class CopyEngineTransport(Transport):
             else:
                 kernels.append(
                     self._kernels.bind(
-                        "stretto_post", len(words), *head, call, *self._giving_up(number)
+                        "stretto_post", len(words), *head, call, *self._watch.giving_up(number)
                     )
                 )
         return _by_residue(kernels, where)
@@ -372,11 +368,11 @@ class CopyEngineTransport(Transport):
         if len(mailboxes) > 1:
             raise InvalidInput(f"operation {label.operation}: its words differ in kind.")
         takes = ctypes.c_uint32(int(mailboxes.pop()))
-        number = self._labelled(label, words)
+        number = self._watch.labelled(label, words)
         table = self._table(own, words)
         kernels = []
         for residue in range(own.period):
-            abort, record, name, limit = self._giving_up(number)
+            abort, record, name, limit = self._watch.giving_up(number)
             kernels.append(
                 self._kernels.bind(
                     "stretto_wait",
@@ -418,14 +414,14 @@ class CopyEngineTransport(Transport):
         kernels = []
         for residue, awaited in enumerate(due):
             words = [word for word, _ in awaited]
-            number = self._labelled(Label("caller", "begin"), words)
+            number = self._watch.labelled(Label("caller", "begin"), words)
             table = CreditTable(
                 self._table(own, words),
                 self._numbers([value.stride for _, value in awaited]),
                 self._numbers([value.offset for _, value in awaited]),
                 len(words),
             )
-            kernels.append(own.begin_kernel(residue, table, self._giving_up(number)))
+            kernels.append(own.begin_kernel(residue, table, self._watch.giving_up(number)))
         return _by_residue(kernels, _stream(stream))
 
     def collective(
@@ -447,7 +443,7 @@ class CopyEngineTransport(Transport):
     # ---- failures ----------------------------------------------------------------------------
 
     def abort(self, reason: str) -> None:
-        self._host[0] = 1
+        self._watch.let_go()
         try:
             self._control.abort(reason)
         except RunFailed:
@@ -459,49 +455,18 @@ class CopyEngineTransport(Transport):
         Raises
         ------
         WaitTimeout, PeerLost
-            As the watcher found them.
+            The first that was found.
         """
-        if self._error is not None:
-            raise self._error
-
-    def _watch(self) -> None:
-        """Look at the record that waits leave, at the other ranks, and at the abort word."""
-        while not self._closed:
-            if self._error is None:
-                try:
-                    self._look()
-                except StrettoError as error:
-                    self._error = error
-                    self._host[0] = 1
-            time.sleep(WATCH_S)
-
-    def _look(self) -> None:
-        record = [int(one) for one in self._host[16 : 16 + RECORD_WORDS]]
-        if record[0] == 1:
-            message = self._late(record)
-            self._control.abort(message)
-            raise WaitTimeout(f"{message}.")
-        self._control.raise_if_aborted()
-        problem = self._control.problem()
-        if problem is not None:
-            self._control.abort(problem)
-            raise PeerLost(f"rank {self.rank}: {problem}.")
-
-    def _late(self, record: list[int]) -> str:
-        label, words = self._labels[record[1]]
-        word = words[record[2]]
-        expected, seen, call = (one & 0xFFFFFFFF for one in record[3:6])
-        return (
-            f"rank {self.rank}, stream {label.stream!r}, operation {label.operation!r}, "
-            f"call {call}: waited {self._timeout_s:g} s for a signal: flag "
-            f"{word.flag!r}[{word.position}], slot {word.slot}, home rank {word.home}: "
-            f"expected epoch {expected}, seen {seen}"
-        )
+        self._watch.raise_if_failed()
 
     # ---- the end -----------------------------------------------------------------------------
 
     def barrier(self) -> None:
-        self._control.barrier()
+        try:
+            self._control.barrier()
+        except PeerLost:
+            self.raise_if_failed()  # what this rank knows itself says more
+            raise
 
     def exchange(self, message: dict[str, Any]) -> list[dict[str, Any]]:
         """Return what every rank said, by rank; small messages, for set-up and reports."""
@@ -511,7 +476,7 @@ class CopyEngineTransport(Transport):
         if self._closed:
             return
         self._closed = True
-        self._watcher.join(5)
+        self._watch.close()
         self._control.say_closed()
         for workspace in self._workspaces:
             workspace.close()
@@ -542,7 +507,7 @@ class CopyEngineTransport(Transport):
         head = (ctypes.c_uint64(table.data_ptr()), ctypes.c_uint32(1))
         call = ctypes.c_uint64(scratch.data_ptr() + 4)
         zero = _u32(0)
-        giving_up = self._giving_up(0)
+        giving_up = self._watch.giving_up(0)
         for kernel in (
             self._kernels.bind("stretto_set", 1, *head, call, zero, zero),
             self._kernels.bind("stretto_add", 1, *head, call, zero, zero),
@@ -556,10 +521,6 @@ class CopyEngineTransport(Transport):
         if isinstance(workspace, CudaWorkspace) and workspace in self._workspaces:
             return workspace
         raise InvalidInput("The workspace was not allocated by this transport.")
-
-    def _labelled(self, label: Label, words: Sequence[Word]) -> int:
-        self._labels.append((label, tuple(words)))
-        return len(self._labels) - 1
 
     def _table(self, workspace: CudaWorkspace, words: Sequence[Word]) -> int:
         """Return the device address of a table of the words' addresses."""
@@ -585,15 +546,6 @@ class CopyEngineTransport(Transport):
         self._keep.append(table)
         address: int = table.data_ptr()
         return address
-
-    def _giving_up(self, label: int) -> tuple[Any, Any, Any, Any]:
-        base = self._host.data_ptr()
-        return (
-            ctypes.c_uint64(base),
-            ctypes.c_uint64(base + 64),
-            ctypes.c_uint32(label),
-            ctypes.c_uint64(self._limit_ns),
-        )
 
 
 def _group(rank: int, world_size: int, store: Store, prefix: str) -> Any:

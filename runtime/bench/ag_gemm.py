@@ -18,10 +18,12 @@ cannot run is listed with its reason, not left out.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import date
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -36,6 +38,8 @@ from stretto.transports.interface import WorkspaceLayout
 __all__ = ["BenchPlan", "bench_ag_gemm"]
 
 CALLS, BURST = 4, 5
+QUACK_TILES = ((128, 256, False), (128, 192, True), (256, 128, False))
+"""Tile m and n, and whether two warp groups take turns; the best of them counts."""
 Enqueue = Callable[[], Any]
 
 
@@ -51,6 +55,8 @@ class BenchPlan:
     variants: tuple[str, ...] = ("ring", "direct", "eager")
     peers: bool = True
     seed: int = 0
+    partial: Path | None = None
+    """Where rank 0 writes the report after every shape, so that a lost run leaves what it had."""
 
 
 @dataclass(slots=True)
@@ -77,14 +83,20 @@ def _rank(rank: Rank, plan: BenchPlan) -> dict[str, Any]:
     cls: Any = load_transport("copy_engine")
     transport = cls(rank.index, rank.world_size, rank.store)
     nccl = dist.new_group(backend="nccl") if plan.peers else None
-    rows = []
+    rows: list[dict[str, Any]] = []
     try:
         with torch.cuda.stream(torch.cuda.Stream()):
             for name, n, k in plan.shapes:
                 for m in plan.rows:
                     rows.append(_shape(transport, nccl, plan, name, m, n, k))
+                    if plan.partial is not None and rank.index == 0:
+                        plan.partial.write_text(json.dumps(_report(plan, rows), indent=1))
     finally:
         transport.close()
+    return _report(plan, rows)
+
+
+def _report(plan: BenchPlan, rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "what": "ag-gemm beside its peers",
         "protocol": f"graphs of {CALLS} calls, bursts of {BURST}, {plan.rounds} rounds in random "
@@ -121,12 +133,18 @@ def _shape(
         makers["nccl + gemm"] = lambda: _nccl(nccl, x, w, plan.world_size)
         makers["all-gather"] = lambda: _all_gather(nccl, x, plan.world_size)
         makers["torch fused"] = lambda: _torch_fused(x, w)
-        makers["quack"] = lambda: _quack(x, w)
+        for tiles in QUACK_TILES:
+            makers[f"quack {tiles[0]}x{tiles[1]}"] = lambda tiles=tiles: _quack(  # type: ignore[misc]
+                x, w, plan.world_size, tiles
+            )
+            makers[f"quack gemm {tiles[0]}x{tiles[1]}"] = lambda tiles=tiles: _quack_gemm(  # type: ignore[misc]
+                x, w, plan.world_size, tiles
+            )
     for method, make in makers.items():
         try:
             enqueue = make()
             methods.append(_Method(method, _captured(enqueue), enqueue))
-        except (ImportError, RuntimeError, AttributeError, TypeError) as error:
+        except (ImportError, RuntimeError, AttributeError, TypeError, AssertionError) as error:
             if method in plan.variants:
                 raise  # a peer may be missing, we may not
             skipped[method] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
@@ -235,8 +253,34 @@ def _torch_fused(x: Any, w: Any) -> Enqueue:
     return lambda: torch.ops.symm_mem.fused_all_gather_matmul(x, [weight], 0, group)
 
 
-def _quack(x: Any, w: Any) -> Enqueue:
-    raise ImportError("QuACK is not installed")
+def _quack(x: Any, w: Any, world_size: int, tiles: tuple[int, int, bool]) -> Enqueue:
+    """Return QuACK's all-gather GEMM: copy-engine pushes, and a kernel that waits for its rows."""
+    from quack.distributed import AllGatherRunner
+    from quack.gemm import gemm
+
+    runner = AllGatherRunner(x.shape[0], x.shape[1], x.dtype, device=x.device)
+    out = x.new_empty((x.shape[0] * world_size, w.shape[0]))
+    tile_m, tile_n, pingpong = tiles
+
+    def call() -> None:
+        with runner.gather(x) as (gathered, arguments):
+            gemm(
+                gathered, w, out, None, None, tile_m, tile_n, 2, 1,
+                pingpong=pingpong, ag_args=arguments,
+            )  # fmt: skip
+
+    return call
+
+
+def _quack_gemm(x: Any, w: Any, world_size: int, tiles: tuple[int, int, bool]) -> Enqueue:
+    from quack.gemm import gemm
+
+    full = x.repeat(world_size, 1).contiguous()
+    out = x.new_empty((full.shape[0], w.shape[0]))
+    tile_m, tile_n, pingpong = tiles
+    return lambda: gemm(
+        full, w, out, None, None, tile_m, tile_n, 2, 1, pingpong=pingpong
+    )  # fmt: skip
 
 
 # ---- measuring -------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ from stretto.schedules.language.errors import (
     StrettoError,
     Unavailable,
     UnknownName,
+    Unsafe,
     Unsupported,
     WaitTimeout,
 )
@@ -177,6 +178,7 @@ __all__ = [
     "Timeline",
     "Unavailable",
     "UnknownName",
+    "Unsafe",
     "Unsupported",
     "Verb",
     "View",

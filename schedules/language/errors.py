@@ -7,6 +7,7 @@
     |   |-- UnknownName         no schedule, variant, machine or transport of that name
     |   |-- Unavailable         it exists, but not here: what to install or switch on
     |   |-- ProgramError        a Program that contradicts itself (names rank, stream, operation)
+    |   |-- Unsafe              a Program that may race or hang (the verifier shows how)
     |   |-- Unsupported         a schedule needs what its transport or machine does not offer
     |   `-- ProfileError        a machine profile that cannot be read or does not fit
     `-- RunFailed               the input was good, the run was not (exit code 1)
@@ -34,6 +35,7 @@ __all__ = [
     "StrettoError",
     "Unavailable",
     "UnknownName",
+    "Unsafe",
     "Unsupported",
     "WaitTimeout",
 ]
@@ -96,6 +98,10 @@ class ProgramError(InvalidInput):
         where = ", ".join(f"{name} {value}" for name, value in named if value is not None)
         super().__init__(f"{where}: {message}" if where else message)
         self.rank, self.stream, self.operation = rank, stream, operation
+
+
+class Unsafe(InvalidInput):
+    """A Program may race, hang or read what nobody wrote; the message says where."""
 
 
 class Unsupported(InvalidInput):

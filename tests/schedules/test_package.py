@@ -18,7 +18,8 @@ PACKAGE = Path(stretto.__file__).parent
 
 SCHEDULES_NAMES = """
 DEFAULT_VARIANT SCHEDULES AllGatherGemm Capabilities DirectAllGatherGemm EagerAllGatherGemm Program
-RingAllGatherGemm Schedule Timeline UnfusedAllGatherGemm load_schedule schedule_class
+RingAllGatherGemm Schedule Timeline UnfusedAllGatherGemm Verdict check_timeline load_schedule
+schedule_class verified verify
 """
 
 LANGUAGE_NAMES = """
@@ -29,7 +30,7 @@ FlagHandle FlagRef FusedGemm Gate GatherGemm Gemm GemmAllReduce GemmReduceScatte
 InvalidInput KernelAccess KindError Opaque Operation OperationBase Peer PeerLost Phase ProfileError
 Program ProgramError Put RankBuilder RankShare Rectangle Reduce Region RowOp RunFailed Schedule
 Signal Span SpanKey Stream StrettoError Sync Tags TileGroup TileOrder Tiling Timeline Unavailable
-UnknownName Unsupported Verb View Wait WaitTimeout Whole Word ceil_div compare_timelines
+UnknownName Unsafe Unsupported Verb View Wait WaitTimeout Whole Word ceil_div compare_timelines
 cyclic_reached exposed_intervals from_json load_json_file merged to_json
 """
 

@@ -140,14 +140,14 @@ def span(timeline: Timeline, rank: int, operation: str, call: int = 0) -> tuple[
 
 
 def test_a_ring_of_two_by_hand() -> None:
-    """The credit passes at once (3 us), the push takes 30 and its signal 2, the wait 3 more."""
+    """The credit passes at once (3 us), the push takes 30 and its signal 2; the wait adds 3."""
     timeline = simulate(ag_gemm("ring", 2), machine()).timeline
     put_end = WAIT_US + PUT_US + SIGNAL_US
     for rank in (0, 1):
         assert span(timeline, rank, "gemm0") == (0.0, GEMM_US)
         assert span(timeline, rank, "put0") == (WAIT_US, put_end)
-        assert span(timeline, rank, "wait0") == (0.0, put_end + WAIT_US)
-        assert span(timeline, rank, "gemm1") == (GEMM_US, 2 * GEMM_US)
+        assert span(timeline, rank, "wait0") == (GEMM_US, GEMM_US + WAIT_US)
+        assert span(timeline, rank, "gemm1") == (GEMM_US + WAIT_US, 2 * GEMM_US + WAIT_US)
 
 
 def test_a_wait_that_comes_late_holds_compute() -> None:
@@ -293,7 +293,7 @@ def test_a_slow_rank_holds_the_next_call_of_its_sender() -> None:
 
 
 def test_a_missing_signal_is_a_deadlock_that_names_everybody() -> None:
-    with pytest.raises(Deadlock, match="rank 1, stream receive, operation wait0") as caught:
+    with pytest.raises(Deadlock, match="rank 1, stream compute, operation wait0") as caught:
         simulate(ag_gemm("ring", 2).without("put0"), machine())
     assert "gathered.arrived" in str(caught.value)
 

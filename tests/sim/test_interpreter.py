@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
@@ -428,17 +427,16 @@ def test_a_missing_release_is_a_deadlock_with_names_and_epochs(variant: str) -> 
     with pytest.raises(Deadlock) as caught:
         Case([program] * 3).run(Random(1))
     text = str(caught.value)
-    assert "6 streams are stuck" in text
+    assert "4 streams are stuck" in text
     for rank in (0, 1):
         assert (
             f"rank {rank}, stream send, operation credit0 of call 2 waits for epoch "
             f"gathered.released[{1 - rank}] of rank {rank} (slot 0): expected 1, seen 0" in text
         )
         assert (
-            f"rank {rank}, stream receive, operation wait0 of call 2 waits for epoch "
+            f"rank {rank}, stream compute, operation wait0 of call 2 waits for epoch "
             f"gathered.arrived[{1 - rank}] of rank {rank} (slot 0): expected 3, seen 1" in text
         )
-        assert re.search(f"rank {rank}, stream compute, .* waits for operation", text)
 
 
 def test_a_missing_put_holds_the_ranks_that_wait_for_it() -> None:
@@ -533,7 +531,7 @@ def test_the_trace_keeps_streams_and_edges(variant: str) -> None:
 
 
 def test_a_host_without_run_ahead_ends_every_call_before_the_next() -> None:
-    case = Case([build(VARIANTS["eager"], 3, 6)] * 4)
+    case = Case([build(VARIANTS["ring"], 3, 6)] * 4)
     in_time = case.run(Delayed(ranks=[0]), run_ahead=0)
     for rank in range(3):
         calls = [key.call for key in in_time.trace if key.rank == rank]

@@ -15,7 +15,9 @@ def test_names_are_resolved() -> None:
 
 
 def test_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(UnknownName, match=r"no transport 'pigeon'; choose one of copy_engine, shared_memory"):
+    with pytest.raises(
+        UnknownName, match=r"no transport 'pigeon'; choose one of copy_engine, shared_memory"
+    ):
         transports.load_transport("pigeon")
 
 

@@ -21,6 +21,7 @@ COMMANDS = (
     "run",
     "simulate",
     "compare",
+    "verify",
     "calibrate",
     "machines",
     "figure",

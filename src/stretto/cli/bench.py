@@ -9,7 +9,8 @@ import typer
 
 from stretto.cli import options as opt
 from stretto.cli.application import app
-from stretto.cli.output import print_json, print_table, working
+from stretto.cli.output import print_json, print_table, progress, working
+from stretto.schedules.language import InvalidInput, Unavailable
 
 bench = typer.Typer(
     help="Side-by-side measurements; each states its protocol.", no_args_is_help=True
@@ -48,4 +49,170 @@ def bench_simulator(
             ]
             for row in report["rows"]
         ],
+    )
+
+
+@bench.command("ag-gemm")
+def bench_ag_gemm_command(
+    presets: Annotated[
+        list[str] | None, typer.Option("--preset", help="Projections; several are allowed.")
+    ] = None,
+    rows: Annotated[
+        list[int] | None, typer.Option("-m", help="Global rows; several are allowed.")
+    ] = None,
+    tp: Annotated[int, typer.Option(help="Number of GPUs.")] = 2,
+    rounds: Annotated[int, typer.Option(help="Rounds of every shape.")] = 15,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write JSON too.")] = None,
+    figure: opt.FigureOption = None,
+    as_json: opt.JsonOption = False,
+) -> None:
+    """Measure ag-gemm on GPUs beside NCCL, torch's fused operator, and QuACK if installed."""
+    import json
+
+    from stretto.figures import CurvePoint, check_figure_path, speedup_curve
+    from stretto.schedules.presets import projection
+    from stretto.transports import load_transport
+
+    if figure is not None:
+        check_figure_path(figure)
+    state = load_transport("copy_engine").available()
+    if not state.usable:
+        raise Unavailable(f"bench ag-gemm needs NVIDIA GPUs: {state.reason}.")
+    if rounds < 3:
+        raise InvalidInput(f"--rounds is {rounds}; give at least 3.")
+    from stretto.runtime.bench.ag_gemm import BenchPlan, bench_ag_gemm
+
+    names = presets or ["kimi-k3/kda", "kimi-k3/mla", "llama-3.1-70b/qkv", "qwen3-32b/qkv"]
+    plan = BenchPlan(
+        tp,
+        tuple((name, *projection(name, tp)) for name in names),
+        tuple(rows or (128, 512, 1024, 2048, 4096, 8192, 16384, 32768)),
+        rounds=rounds,
+    )
+    with working("measuring", quiet=as_json):
+        report = bench_ag_gemm(plan)
+    if output is not None:
+        output.write_text(json.dumps(report, indent=1) + "\n")
+    if figure is not None:
+        speedup_curve(
+            [
+                CurvePoint(f"{row['projection']}, {method}", row["m"], *_interval(ratios))
+                for row in report["rows"]
+                for method, ratios in row["ratio_to_nccl"].items()
+                if method in ("ring", "eager", "torch fused")
+            ],
+            figure,
+            baseline="NCCL without NVLS + GEMM",
+        )
+    if as_json:
+        print_json(report)
+        return
+    print_table(
+        f"{report['protocol']}; us a call, NCCL without NVLS",
+        ["projection", "m", "method", "us", "vs nccl + gemm", "vs gemm"],
+        [
+            [
+                row["projection"],
+                str(row["m"]),
+                method,
+                f"{us:,.1f}",
+                _ratio(row["ratio_to_nccl"], method),
+                _ratio(row["ratio_to_gemm"], method),
+            ]
+            for row in report["rows"]
+            for method, us in row["us"].items()
+        ],
+        left=3,
+    )
+
+
+def _ratio(ratios: dict[str, list[float]], method: str) -> str:
+    low, middle, high = ratios.get(method, (0.0, 0.0, 0.0))
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})" if middle else ""
+
+
+def _interval(ratios: list[float]) -> tuple[float, float, float]:
+    low, middle, high = ratios
+    return middle, low, high
+
+
+@bench.command("verify")
+def bench_verify(
+    tp: Annotated[
+        list[int] | None, typer.Option("--tp", help="Numbers of ranks; by default 2, 4 and 8.")
+    ] = None,
+    real: Annotated[
+        bool, typer.Option(help="Run a sample of mutants in real processes (needs torch).")
+    ] = True,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write JSON too.")] = None,
+    as_json: opt.JsonOption = False,
+) -> None:
+    """Judge the verifier by mutants of every shipped schedule, and time it (minutes)."""
+    from stretto.runtime.bench.verify import PROTOCOL, WORLD_SIZES, measure_verifier
+
+    with progress(quiet=as_json) as bar:
+        task = bar.add_task("mutants", total=None)
+        report = measure_verifier(
+            world_sizes=tp or WORLD_SIZES,
+            real=real,
+            note=lambda text: bar.update(task, description=text),
+        )
+    if output is not None:
+        import json
+
+        output.write_text(json.dumps(report, indent=1) + "\n")
+    if as_json:
+        print_json(report)
+        return
+    print_table(
+        PROTOCOL,
+        ["schedule", "mutants", "refused", "reported", "shown", "missed", "harmless", "verify ms"],
+        [
+            [
+                f"{row['variant']} TP{row['tp']}",
+                str(row["mutants"]),
+                str(row["refused"]),
+                str(row["reported"]),
+                str(row["reported"] - row["not_shown"]),
+                str(row["missed"]),
+                str(row["harmless"]),
+                f"{row['verify_ms']:.1f}",
+            ]
+            for row in report["rows"]
+        ],
+    )
+    print_table(
+        "by mistake",
+        ["mistake", "refused", "shown", "not shown", "missed", "harmless"],
+        [[str(value) for value in row.values()] for row in report["families"]],
+    )
+    for name in ("missed", "not_shown", "harmless"):
+        if report[name]:
+            print_table(
+                f"{name.replace('_', ' ')} mutants", ["mutant"], [[one] for one in report[name]]
+            )
+    if report["real"] is not None:
+        print_table(
+            "a sample in real processes over shared_memory, TP2",
+            ["variant", "mistake", "mutant", "reported", "ended"],
+            [
+                [
+                    row["variant"],
+                    row["family"],
+                    row["mutant"],
+                    ", ".join(row["reported"]),
+                    row["ended"],
+                ]
+                for row in report["real"]
+            ],
+            left=5,
+        )
+    print_table(
+        "speed: ring, median of five",
+        ["TP", "calls", "operations", "s"],
+        [
+            [str(row["tp"]), str(row["calls"]), f"{row['operations']:,}", f"{row['verify_s']:.3f}"]
+            for row in report["speed"]
+        ],
+        left=0,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +20,7 @@ from stretto.cli.output import (
 )
 from stretto.cli.run import DEFAULT_TRANSPORT, measured_json, program_here
 from stretto.cli.simulate import prediction_json
+from stretto.schedules import verified
 from stretto.schedules.language import Comparison, InvalidInput, Program, compare_timelines
 from stretto.sim import Machine, SimResult, simulate
 from stretto.transports import load_transport
@@ -41,6 +43,7 @@ def compare_command(
     calls: Annotated[int, typer.Option(help="Calls back to back.")] = 1,
     iterations: Annotated[int, typer.Option(help="Measured executions.")] = 11,
     seed: Annotated[int, typer.Option(help="Of the inputs.")] = 0,
+    verify: opt.VerifyOption = True,
     trace: opt.TraceOption = None,
     figure: opt.FigureOption = None,
     as_json: opt.JsonOption = False,
@@ -53,6 +56,8 @@ def compare_command(
     from stretto.runtime.calibration import calibrate_host, plan_for
     from stretto.runtime.session import RunOptions, run_programs
 
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        raise InvalidInput("compare starts its own processes; call it without torchrun.")
     check_outputs_paths(figure, trace)
     if iterations < 1:
         raise InvalidInput("--iterations must be at least 1.")
@@ -64,15 +69,20 @@ def compare_command(
             request, load_transport(transport or DEFAULT_TRANSPORT).offered()
         )
     programs = [program] if unfused in (None, program) else [program, unfused]
+    for one in programs if verify else ():
+        verified(one, alone=True)  # each has a workspace of its own
     with progress(quiet=as_json) as bar:
-        if machine is None or machine == "host":
+        on_gpu = program.transport not in ("shared_memory",)
+        if on_gpu:
+            target = _profile_of_gpus(machine)
+        elif machine is None or machine == "host":
             task = bar.add_task(f"calibrating this machine for TP{program.world_size}", total=None)
             plan = plan_for(program.world_size, program.dtype, programs, grid=False)
             target = calibrate_host(plan)
             bar.remove_task(task)
         else:
             target = _own_machine(machine)
-        predicted = simulate(program, target, unfused=unfused)
+        predicted = simulate(program, target, unfused=unfused, mode="graph" if on_gpu else "eager")
         bar.add_task(f"running {program.world_size} ranks", total=None)
         results = run_programs(
             programs, RunOptions(iterations=iterations, check=_checkable(program), seed=seed)
@@ -92,6 +102,16 @@ def _checkable(program: Program) -> bool:
     from stretto.runtime.reference import has_reference
 
     return has_reference(program)
+
+
+def _profile_of_gpus(name: str | None) -> Machine:
+    """Load the profile that predicts a run on this machine's GPUs; calibrating them comes later."""
+    if name is None:
+        raise InvalidInput("Name the profile of this machine's GPUs: --machine h200-sxm, say.")
+    machine = Machine.load(name)
+    if machine.kind != "gpu":
+        raise InvalidInput(f"Machine {machine.name!r} has no GPUs; name a profile that has.")
+    return machine
 
 
 def _own_machine(name: str) -> Machine:

@@ -34,6 +34,7 @@ __all__ = [
     "TraceOption",
     "TransportOption",
     "VariantOption",
+    "VerifyOption",
     "build_program",
     "build_unfused",
 ]
@@ -109,6 +110,10 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 TraceOption = Annotated[
     Path | None,
     typer.Option(help="Write the timeline: a Perfetto trace, or JSON if FILE ends in .json."),
+]
+VerifyOption = Annotated[
+    bool,
+    typer.Option("--verify/--no-verify", help="Refuse a schedule that may race or hang."),
 ]
 FigureOption = Annotated[Path | None, typer.Option(help="Draw the timeline (.png, .svg or .pdf).")]
 

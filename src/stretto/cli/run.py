@@ -17,6 +17,7 @@ from stretto.cli.output import (
     save_timeline,
     working,
 )
+from stretto.schedules import verified
 from stretto.schedules.language import InvalidInput, Program
 from stretto.transports import load_transport
 
@@ -46,6 +47,7 @@ def run_command(
     warmup: Annotated[int, typer.Option(help="Executions before.")] = 2,
     seed: Annotated[int, typer.Option(help="Of the inputs.")] = 0,
     timeout: Annotated[float, typer.Option(help="Seconds that a wait may take.")] = 30.0,
+    verify: opt.VerifyOption = True,
     trace: opt.TraceOption = None,
     figure: opt.FigureOption = None,
     as_json: opt.JsonOption = False,
@@ -58,6 +60,8 @@ def run_command(
         raise InvalidInput("--iterations must be at least 1, --warmup at least 0, --timeout > 0.")
     request = opt.Request(schedule, variant, tp, m, n, k, global_n, global_k, preset, dtype, calls)
     program = program_here(request, transport)
+    if verify:
+        verified(program, alone=True)  # a run has a workspace of its own
     settings = RunOptions(
         iterations=iterations, warmup=warmup, check=check, seed=seed, timeout_s=timeout
     )

@@ -1,0 +1,200 @@
+"""A smallest run that shows a finding, as a Timeline.
+
+From the events that have to happen the run is followed back: what they need, and of alternatives
+the one that came first.  Everything else is left out.  Every operation takes one unit of time as
+soon as it can; what is still going on when the trouble starts lasts to the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from stretto.schedules.language import FlagEvent, Put, Span, Timeline
+from stretto.schedules.verifier.order import Order, Run, play
+from stretto.schedules.verifier.report import Draft
+from stretto.schedules.verifier.world import World
+
+__all__ = ["size_of", "timeline_of"]
+
+_LENGTH_US = 1.0
+_SHORT_US = 0.2
+"""Of signals and waits."""
+
+
+def size_of(order: Order, draft: Draft) -> int:
+    """Return how many operations the smallest run has that shows the finding."""
+    needed = _Needed(order, draft)
+    return len({order.world.site[event] for event in needed.events})
+
+
+def timeline_of(order: Order, draft: Draft) -> Timeline:
+    """Return the smallest run that shows the finding."""
+    world = order.world
+    needed = _Needed(order, draft)
+    spans = _spans(world, needed, draft)
+    program = world.programs[0]
+    return Timeline(
+        name="+".join(dict.fromkeys(one.name for one in world.programs)),
+        variant="+".join(dict.fromkeys(one.variant for one in world.programs)),
+        world_size=world.world_size,
+        shape=program.shape,
+        dtype=program.dtype,
+        transport=program.transport,
+        origin="simulated",
+        machine="counterexample",
+        spans=tuple(spans),
+        validity="order only, one unit of time an operation",
+        notes=(draft.finding.message,),
+    )
+
+
+class _Needed:
+    """The events that a finding needs, in an order in which they can happen.
+
+    Attributes
+    ----------
+    events
+        Executed ones; `pending` ones are about to be when the trouble starts.
+    """
+
+    def __init__(self, order: Order, draft: Draft) -> None:
+        self.world = order.world
+        held = set(draft.held)
+        self.run: Run = play(order.world, order.levels, held=held) if held else order.run
+        self._levels = order.levels
+        wanted: set[int] = set()
+        todo = list(draft.goals)
+        while todo:
+            event = todo.pop()
+            if event in wanted:
+                continue
+            wanted.add(event)
+            todo += [need for need in self._needs(event) if need not in wanted]
+        rank_of = self.run.rank_of
+        # What a held event would be is drawn too: it has begun, if it has not ended.
+        self.events = sorted(wanted, key=lambda event: (rank_of[event] < 0, rank_of[event], event))
+
+    def needs(self, event: int) -> list[int]:
+        """Return which events of the run came before `event`, directly."""
+        return [need for need in self._needs(event) if self.run.rank_of[need] >= 0]
+
+    def _needs(self, event: int) -> Iterable[int]:
+        world, run = self.world, self.run
+        if world.place[event] > 1:
+            yield world.events_of[world.lane[event]][world.place[event] - 2]
+        yield from world.before[event]
+        if event in world.meeting_of:
+            yield from world.meetings[world.meeting_of[event]]
+        fired = world.fired.get(event)
+        if fired is not None and world.flags.kind[fired[0]] == "mailbox":
+            yield from self._emptied(event, fired[0])
+        for word, expected in world.awaited.get(event, ()):
+            yield from self._released(event, word, expected)
+        del run
+
+    def _emptied(self, event: int, word: int) -> Iterable[int]:
+        fills, takes = self.run.fills.get(word, []), self.run.takes.get(word, [])
+        place = (fills.index(event) if event in fills else len(fills)) + self._levels[word] - 1
+        if 0 <= place < len(takes):
+            yield takes[place]
+
+    def _released(self, event: int, word: int, expected: int) -> Iterable[int]:
+        world, run = self.world, self.run
+        kind, level = world.flags.kind[word], self._levels[word]
+        if kind == "mailbox":
+            fills, takes = run.fills.get(word, []), run.takes.get(word, [])
+            place = (takes.index(event) if event in takes else len(takes)) - level
+            if 0 <= place < len(fills):
+                yield fills[place]
+            return
+        if level >= expected:
+            return
+        for signal in run.sequence:
+            fired = world.fired.get(signal)
+            if fired is None or fired[0] != word:
+                continue
+            if kind == "counter":
+                level += fired[1]
+                yield signal
+            elif fired[1] >= expected:
+                level = expected
+                yield signal
+            if level >= expected:
+                return
+
+
+def _spans(world: World, needed: _Needed, draft: Draft) -> list[Span]:
+    """Place every operation as early as what it needs allows."""
+    end_of: dict[int, float] = {}
+    begins: dict[int, float] = {}
+    ends: dict[int, float] = {}
+    reached: dict[int, float] = {}  # by lane
+    touched: dict[int, set[int]] = {}
+    for event in needed.events:
+        site = world.site[event]
+        if world.sites[site].operation is None and site not in draft.open:
+            end_of[event] = max((end_of.get(need, 0.0) for need in needed.needs(event)), default=0)
+            continue
+        start = max((end_of.get(need, 0.0) for need in needed.needs(event)), default=0.0)
+        waits = event in world.awaited
+        length = _SHORT_US if waits or event in world.fired else _LENGTH_US
+        end_of[event] = start + length
+        lane_start = reached.get(world.lane[event], 0.0) if waits else start
+        begins[site] = min(begins.get(site, lane_start), lane_start)
+        ends[site] = max(ends.get(site, 0.0), end_of[event])
+        reached[world.lane[event]] = end_of[event]
+        touched.setdefault(site, set()).add(event)
+    _leave_open(world, draft.open, begins, ends)
+    return [
+        _span(world, site, begins[site], ends[site], touched[site])
+        for site in sorted(begins, key=lambda site: (begins[site], site))
+    ]
+
+
+def _leave_open(
+    world: World, left: Collection[int], begins: dict[int, float], ends: dict[int, float]
+) -> None:
+    """Let what is still going on last until the end of the picture."""
+    late = max([*ends.values(), *(begins[site] + 1.5 for site in left if site in begins)])
+    for site in left:
+        if site in begins:
+            ends[site] = late
+
+
+def _span(world: World, site: int, start: float, end: float, events: set[int]) -> Span:
+    found = world.sites[site]
+    operation, size = found.operation, world.world_size
+    shard = None if operation is None else operation.tags.shard
+    peer = None
+    if isinstance(operation, Put):
+        peer = operation.destination.on.of(found.rank, size)
+    return Span(
+        operation=found.name,
+        kind="opaque" if operation is None else operation.kind,
+        rank=found.rank,
+        stream=world.stream_of(world.first[site]),
+        call=world.call_of(site),
+        start_us=round(start, 3),
+        end_us=round(end, 3),
+        step=None if operation is None else operation.tags.step,
+        shard=None if shard is None else shard.of(found.rank, size),
+        peer=peer,
+        note="caller" if operation is None else operation.tags.note,
+        bytes=1 if operation is not None and operation.kind in ("put", "collective") else 0,
+        after=() if operation is None else operation.after,
+        signalled=tuple(
+            _flag_event(world, *world.fired[event])
+            for event in sorted(events)
+            if event in world.fired
+        ),
+        awaited=tuple(
+            _flag_event(world, *one)
+            for event in sorted(events)
+            for one in world.awaited.get(event, ())
+        ),
+    )
+
+
+def _flag_event(world: World, number: int, value: int) -> FlagEvent:
+    word = world.flags.word(number)
+    return FlagEvent(word.flag, word.home, word.slot, word.position, value & 0xFFFFFFFF)

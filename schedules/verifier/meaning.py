@@ -1,0 +1,306 @@
+"""What numbers are where: a run with symbols in place of numbers.
+
+If nothing races, every run gives the same numbers, so one run tells what all compute.  Memory holds
+*patches*: rectangles whose element (i, j) is element (i + down, j + right) of one symbolic matrix.
+A copy moves patches, a GEMM makes a new symbol out of those of its operands::
+
+    x of execution 0        ("input", "x", 0)                 elements by global row
+    a[m, k] @ b[n, k].T     a sum of ("dot", a, b, k0, k)     rows those of a, columns rows of b
+    a + b                   a sum of both, terms in one order; dots over adjoining k are joined
+
+Two outputs are equal if their symbols are.  What a Program says it computes (`Program.computes`)
+is worked out in the same symbols, and every output held against it.  Bytes that nobody wrote are
+found on the way: there is no patch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from stretto.schedules.language import (
+    Collective,
+    Copy,
+    Fill,
+    FusedGemm,
+    Gemm,
+    Opaque,
+    Program,
+    Put,
+    Reduce,
+    RowOp,
+)
+from stretto.schedules.verifier.formulas import FORMULAS
+from stretto.schedules.verifier.order import Order
+from stretto.schedules.verifier.patches import (
+    Block,
+    Corners,
+    Memory,
+    added,
+    clipped,
+    outside,
+    product,
+    runs,
+    stacked,
+)
+from stretto.schedules.verifier.report import Reporter
+from stretto.schedules.verifier.symbols import Symbols, Value
+from stretto.schedules.verifier.world import BEGIN, Access, Turn
+
+__all__ = ["find_wrong_numbers"]
+
+
+def find_wrong_numbers(order: Order, report: Reporter, raced: set[int]) -> None:
+    """Report reads of bytes that nobody wrote, and outputs that are not what they should be.
+
+    Parameters
+    ----------
+    order, report
+        As for the others.
+    raced
+        Sites that take part in a race: what they read is open anyway.
+    """
+    _Meaning(order, report, raced).run()
+
+
+class _Meaning:
+    def __init__(self, order: Order, report: Reporter, raced: set[int]) -> None:
+        self.order, self.report, self.world, self.raced = order, report, order.world, raced
+        self.symbols = Symbols()
+        self.memory = Memory(self.symbols)
+        self.at: dict[int, list[Access]] = {}
+        for access in self.world.accesses:
+            self.at.setdefault(access.start, []).append(access)
+
+    def run(self) -> None:
+        """Follow the run that was played."""
+        self._zero()
+        done: set[int] = set()
+        for event in self.order.run.sequence:
+            meeting = self.world.meeting_of.get(event)
+            if meeting is not None:
+                if meeting not in done:
+                    done.add(meeting)
+                    self._collective(meeting)
+            elif event in self.at:
+                self._perform(event, self.at[event])
+
+    def _zero(self) -> None:
+        """Fill what is zero before the first call."""
+        seen: set[int] = set()
+        for access in self.world.accesses:
+            (_, name), _, _ = self.world.storages[access.storage]
+            program = self.world.program_of(access.site)
+            buffer, size = program.buffer[name], program.world_size
+            if buffer.initial == "zero" and access.storage not in seen:
+                seen.add(access.storage)
+                whole = (0, buffer.rows.stored(size), 0, buffer.columns.stored(size))
+                self.memory.zero(access, whole)
+
+    # ---- one event ---------------------------------------------------------------------------
+
+    def _perform(self, event: int, accesses: Sequence[Access]) -> None:
+        site = self.world.sites[self.world.site[event]]
+        if isinstance(site.operation, Collective):
+            return  # done when all have come
+        if site.operation is None:
+            self._caller(site.name == BEGIN, accesses)
+            return
+        reads = [access for access in accesses if access.mode == "read"]
+        writes = [access for access in accesses if access.mode != "read"]
+        blocks = [self._read(access) for access in reads]
+        operation = site.operation
+        if not writes:
+            return  # of an empty shard
+        if isinstance(operation, (Put, Copy)) or (
+            isinstance(operation, FusedGemm) and len(reads) == 1
+        ):
+            (write,) = writes
+            (block,) = blocks
+            if write.mode == "add":
+                block = added([self._read(write), block], self.symbols)
+            self.memory.set(write, block)
+        elif isinstance(operation, (Gemm, FusedGemm)):
+            a, b, *more = blocks
+            result = product(a, b, self.symbols)
+            self.memory.set(writes[0], added([result, *more], self.symbols))
+        elif isinstance(operation, Reduce):
+            self.memory.set(writes[0], added(blocks, self.symbols))
+        elif isinstance(operation, Fill):
+            for write in writes:
+                rows, columns = write.row_stop - write.row, write.column_stop - write.column
+                number = self.symbols.constant(operation.number)
+                self.memory.set(write, Block(rows, columns, [((0, rows, 0, columns), number)]))
+        elif isinstance(operation, RowOp):
+            self._by_rows(operation.function, blocks, writes)
+        elif isinstance(operation, Opaque):
+            arguments = tuple((*block[:2], *sorted(block.patches)) for block in blocks)
+            for output, write in enumerate(writes):
+                rows, columns = write.row_stop - write.row, write.column_stop - write.column
+                value = self.symbols.function(operation.function, output, arguments)
+                self.memory.set(write, Block(rows, columns, [((0, rows, 0, columns), value)]))
+
+    def _caller(self, begins: bool, accesses: Sequence[Access]) -> None:
+        for access in accesses:
+            (_, name), rank, _ = self.world.storages[access.storage]
+            turn = self.world.turns[self.world.sites[access.site].turn]
+            program = self.world.programs[turn.program]
+            buffer = program.buffer[name]
+            if access.mode == "read":
+                self._check_output(program, access, rank)
+            elif begins and buffer.initial == "caller":
+                rows, columns = access.row_stop - access.row, access.column_stop - access.column
+                value = self._input(turn, name, rank)
+                if buffer.rows.layout == "shard":
+                    value = value.moved(rank * buffer.rows.block(program.world_size), 0)
+                self.memory.set(access, Block(rows, columns, [((0, rows, 0, columns), value)]))
+            elif buffer.initial == "undefined" or not begins:
+                self.memory.clear(access)
+
+    def _collective(self, meeting: int) -> None:
+        """Give every rank what a collective leaves in its destination."""
+        operation = None
+        sources: list[Block] = []
+        writes: list[Access] = []
+        for event in self.world.meetings[meeting]:
+            operation = self.world.sites[self.world.site[event]].operation
+            rank = self.world.sites[self.world.site[event]].rank
+            for access in self.at.get(event, ()):
+                if access.mode == "read":
+                    sources.append(self._read(access))
+                elif self.world.storages[access.storage][1] == rank:
+                    writes.append(access)
+        assert isinstance(operation, Collective)
+        if not sources:
+            return
+        if operation.collective == "all_gather":
+            whole = stacked(sources, self.symbols)
+        else:
+            if len({block[:2] for block in sources}) != 1:
+                return  # reported as a mismatch
+            whole = added(sources, self.symbols)
+        row = 0
+        for write in writes:
+            rows, columns = write.row_stop - write.row, write.column_stop - write.column
+            scattered = operation.collective == "reduce_scatter"
+            part = clipped(whole, row if scattered else 0, rows, columns, self.symbols)
+            self.memory.set(write, part)
+            row += rows
+
+    def _by_rows(self, function: str, blocks: Sequence[Block], writes: Sequence[Access]) -> None:
+        """Apply a function that works on each row by itself."""
+        pieces_of = [list(runs(block, self.symbols)) for block in blocks]
+        cuts = sorted(
+            {edge for run in pieces_of for (row, row_stop), _ in run for edge in (row, row_stop)}
+        )
+        for output, write in enumerate(writes):
+            rows, columns = write.row_stop - write.row, write.column_stop - write.column
+            patches = []
+            for row, row_stop in pairwise(cuts) if pieces_of else [(0, rows)]:
+                arguments: list[object] = []
+                base: int | None = None
+                for run in pieces_of:
+                    for (first, stop), pieces in run:
+                        if first <= row and row_stop <= stop:
+                            for start, end, value in pieces:
+                                seen = value.down - first + row
+                                base = seen if base is None else base
+                                place = (value.symbol, seen - base, value.right + start)
+                                arguments.append((start, end, place))
+                    arguments.append("next")
+                value = self.symbols.function(function, output, tuple(arguments))
+                placed = self.symbols.moved(value, (base or 0) - row, 0)
+                patches.append(((row, row_stop, 0, columns), placed))
+            self.memory.set(write, Block(rows, columns, patches))
+
+    # ---- what is there -----------------------------------------------------------------------
+
+    def _read(self, access: Access) -> Block:
+        block = self.memory.get(access)
+        area = sum((one[1] - one[0]) * (one[3] - one[2]) for one, _ in block.patches)
+        if area == block.rows * block.columns:
+            return block
+        missing: list[Corners] = [(0, block.rows, 0, block.columns)]
+        for corners, _ in block.patches:
+            missing = [rest for one in missing for rest in outside(one, corners)]
+        if access.site not in self.raced:
+            self._report_unwritten(access, missing[0])
+        unknown = self.symbols.unknown((access.site, access.storage))
+        return Block(
+            block.rows, block.columns, [*block.patches, *((one, unknown) for one in missing)]
+        )
+
+    def _report_unwritten(self, access: Access, missing: Corners) -> None:
+        report = self.report
+        hole = Access(
+            "read",
+            access.storage,
+            access.shape,
+            access.row + missing[0],
+            access.row + missing[1],
+            access.column + missing[2],
+            access.column + missing[3],
+            access.start,
+            access.finish,
+            access.site,
+        )
+        text = report.operation(access.site)
+        if self.world.sites[access.site].operation is None:
+            text += " who"
+        report.add(
+            "unwritten",
+            f"{text[:1].upper() + text[1:]} reads {report.rectangle(hole)}, which nobody has "
+            "written.",
+            missing="a write of these bytes, ordered before the read",
+            places=(report.touched(hole),),
+            goals=(access.start,),
+            open=(access.site,),
+        )
+
+    def _input(self, turn: Turn, name: str, rank: int) -> Value:
+        """Return what the caller gave for an execution, or before the first one."""
+        buffer = self.world.programs[turn.program].buffer[name]
+        execution = turn.execution if buffer.reuse == "caller_stream" else -1
+        whose = None if buffer.rows.layout == "shard" else rank
+        return self.symbols.input(name, execution, whose)
+
+    def _check_output(self, program: Program, access: Access, rank: int) -> None:
+        block = self._read(access)
+        if self.raced or any(self.symbols.is_unknown(value) for _, value in block.patches):
+            return  # open, or reported as unwritten
+        formula = FORMULAS.get(program.computes or "")
+        (_, name), _, _ = self.world.storages[access.storage]
+        if formula is None or not {"x", "w", "y"} <= set(program.buffer):
+            return
+        turn = self.world.turns[self.world.sites[access.site].turn]
+        expected = formula(
+            program, self.symbols, lambda buffer, whose: self._input(turn, buffer, whose), rank
+        )
+        if expected.buffer != name:
+            return
+        for (row, row_stop, column, column_stop), value in block.patches:
+            if value != expected.value:
+                rows = row_stop - row
+                here = Access(
+                    "read",
+                    access.storage,
+                    access.shape,
+                    row,
+                    row_stop,
+                    column,
+                    column_stop,
+                    access.start,
+                    access.finish,
+                    access.site,
+                )
+                self.report.add(
+                    "wrong_result",
+                    f"After call {self.world.call_of(access.site)} of {program.name}, "
+                    f"{self.report.rectangle(here)} does not hold what {program.computes} says: "
+                    f"{self.symbols.text(value.moved(row, 0), rows)} instead of "
+                    f"{self.symbols.text(expected.value.moved(row, 0), rows)}.",
+                    places=(self.report.touched(here),),
+                    goals=(access.start,),
+                    open=(access.site,),
+                )
+                return
