@@ -253,7 +253,7 @@ class Judge:
             )
             yield Scenario(
                 "after another schedule that is slow to send",
-                (staged, mutant, staged, mutant),
+                (staged, mutant, mutant, neighbour),
                 Delayed(ranks=[rank], operations=["put0"], calls=[0]),
                 fresh_streams=True,
             )

@@ -25,8 +25,8 @@ from stretto.schedules.verifier.report import Reporter
 
 __all__ = ["find_lost_signals"]
 
-_MOST_SETS, _MOST_STEPS = 300, 20_000
-"""Sets that are tried, and steps of a search, before what is left is reported as it is."""
+_MOST_EVENTS, _MOST_STEPS, _MOST_PLAYS = 400_000, 20_000, 300
+"""How long is searched before what is left is reported as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class _Search:
     def __init__(self, order: Order, exposed: Sequence[_Exposed]) -> None:
         self.order, self.world = order, order.world
         self.choices = [(one, low) for one in exposed for low in one.low]
-        self.steps = self.sets = 0
+        self.steps = self.plays = 0
 
     def hanging(self) -> Sequence[_Choice] | None:
         """Return waits that hang together, nothing if there are none, None if it is too much."""
@@ -110,7 +110,7 @@ class _Search:
 
     @property
     def _too_long(self) -> bool:
-        return self.steps > _MOST_STEPS or self.sets > _MOST_SETS
+        return self.steps > _MOST_STEPS or self.plays > _MOST_PLAYS
 
     def _completed(self, chosen: list[_Choice]) -> list[_Choice]:
         """Return a set that hangs and contains what is chosen, nothing if there is none."""
@@ -144,21 +144,36 @@ class _Search:
 
     def _any_set(self) -> Sequence[_Choice] | None:
         """Try all sets of waits, the smallest first."""
-        by_lane: dict[int, list[_Choice]] = {}
-        for choice in self.choices:
-            by_lane.setdefault(self.world.lane[choice[0].wait], []).append(choice)
-        options: list[list[_Choice | None]] = [[None, *found] for found in by_lane.values()]
-        if prod(len(found) for found in options) > _MOST_SETS:
+        by_lane: dict[int, dict[int, None]] = {}
+        for one, _ in self.choices:
+            by_lane.setdefault(self.world.lane[one.wait], {})[one.wait] = None
+        options: list[list[int | None]] = [[None, *waits] for waits in by_lane.values()]
+        if prod(len(waits) for waits in options) * len(self.world.lane) > _MOST_EVENTS:
             return None
-        sets = [[one for one in picked if one is not None] for picked in product(*options)]
-        for chosen in sorted(filter(None, sets), key=len):
-            if self._all_last(chosen):
-                return chosen
+        sets = [[wait for wait in held if wait is not None] for held in product(*options)]
+        for held in sorted(filter(None, sets), key=len):
+            possible = play(self.world, self.order.levels, held=held).rank_of
+            last = [self._may_be_last(wait, possible) for wait in held]
+            for chosen in product(*last):
+                if self._all_last(chosen):
+                    return chosen
+                if self._too_long:
+                    return None
         return ()
+
+    def _may_be_last(self, wait: int, possible: Sequence[int]) -> list[_Choice]:
+        """Return low signals of a wait that none of those that happen must come after."""
+        return [
+            (one, low)
+            for one, low in self.choices
+            if one.wait == wait
+            and possible[low] >= 0
+            and not any(possible[high] >= 0 and self.order.before(low, high) for high in one.high)
+        ]
 
     def _all_last(self, chosen: Sequence[_Choice]) -> bool:
         """Whether every low signal may be the last of its word while the waits are held back."""
-        self.sets += 1
+        self.plays += 1
         order, last = self.order, {low for _, low in chosen}
         held = [one.wait for one, _ in chosen]
         possible = play(order.world, order.levels, held=held).rank_of

@@ -20,9 +20,7 @@ SAME = {"reuse": "race", "lost_signal": "deadlock"}
 """Kinds that the explorer does not tell apart."""
 
 
-def problems(
-    order: list[Program], *, limit: int = 20_000
-) -> tuple[set[str], set[str]] | None:
+def problems(order: list[Program], *, limit: int = 20_000) -> tuple[set[str], set[str]] | None:
     """Return what the verifier and the explorer find, None if the latter gives up."""
     exploration = explore(order, limit=limit)
     if not exploration.complete:
