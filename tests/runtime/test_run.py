@@ -98,7 +98,7 @@ def test_a_signal_that_never_comes_is_named() -> None:
     with pytest.raises(WaitTimeout) as caught:
         run(one, timeout_s=1.0)
     text = str(caught.value)
-    for word in ("rank", "receive", "wait0", "gathered.arrived", "expected"):
+    for word in ("rank", "compute", "wait0", "gathered.arrived", "expected"):
         assert word in text.lower(), text
 
 

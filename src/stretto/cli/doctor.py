@@ -50,7 +50,7 @@ def _facts() -> dict[str, str]:
     facts |= describe_devices()
     for package, why in (
         ("torch", "needed by run, compare and calibrate: pip install 'stretto[run]'"),
-        ("cuda-python", "needed for NVIDIA GPUs: pip install 'stretto[cuda]'"),
+        ("cuda-bindings", "needed for NVIDIA GPUs: pip install 'stretto[cuda]'"),
         ("nvidia-cutlass-dsl", "needed for fused kernels: pip install 'stretto[kernels]'"),
         ("perfetto", "needed by --trace: pip install perfetto"),
     ):

@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -36,11 +37,11 @@ def print_json(value: object) -> None:
 
 def print_pairs(title: str, pairs: Sequence[tuple[str, str]]) -> None:
     """Print names and values."""
-    table = Table(title=title, show_header=False, title_justify="left", box=None, pad_edge=False)
+    table = Table(title=escape(title), show_header=False, title_justify="left", box=None, pad_edge=False)
     table.add_column(style="dim")
     table.add_column()
     for name, value in pairs:
-        table.add_row(name, value)
+        table.add_row(escape(name), escape(value))
     console.print(table)
 
 
@@ -48,11 +49,11 @@ def print_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1
 ) -> None:
     """Print rows; the first `left` columns are text, the others numbers."""
-    table = Table(title=title, title_justify="left", pad_edge=False)
+    table = Table(title=escape(title), title_justify="left", pad_edge=False)
     for place, column in enumerate(columns):
         table.add_column(column, justify="left" if place < left else "right", overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(escape(cell) for cell in row))
     console.print(table)
 
 
