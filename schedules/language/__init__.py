@@ -11,15 +11,7 @@ from stretto.schedules.language.buffers import (
     Word,
     cyclic_reached,
 )
-from stretto.schedules.language.builder import (
-    BufferHandle,
-    Event,
-    FlagHandle,
-    RankBuilder,
-    Region,
-    Schedule,
-    Stream,
-)
+from stretto.schedules.language.builder import RankBuilder, Schedule
 from stretto.schedules.language.capabilities import (
     ALL_COLLECTIVES,
     ALL_VERBS,
@@ -66,6 +58,13 @@ from stretto.schedules.language.fused import (
     TileGroup,
     TileOrder,
     Tiling,
+)
+from stretto.schedules.language.handles import (
+    BufferHandle,
+    Event,
+    FlagHandle,
+    Region,
+    Stream,
 )
 from stretto.schedules.language.operations import (
     COMMUNICATION_KINDS,

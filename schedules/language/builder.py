@@ -33,18 +33,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from stretto.schedules.language.buffers import Buffer, DType, Flag, FlagRef, View
+from stretto.schedules.language.buffers import Buffer, DType, Flag, FlagRef
 from stretto.schedules.language.capabilities import Capabilities, CollectiveKind
 from stretto.schedules.language.errors import InvalidInput, ProgramError, Unsupported
 from stretto.schedules.language.expressions import (
     SELF,
-    WHOLE,
     Block,
     Epoch,
     Extent,
-    Fixed,
-    Interval,
     Peer,
+)
+from stretto.schedules.language.handles import (
+    BufferHandle,
+    Event,
+    FlagHandle,
+    Region,
+    Stream,
+    ThisRank,
 )
 from stretto.schedules.language.operations import (
     Collective,
@@ -62,7 +67,7 @@ from stretto.schedules.language.operations import (
 )
 from stretto.schedules.language.program import Body, Operation, Phase, Program
 
-__all__ = ["BufferHandle", "Event", "FlagHandle", "RankBuilder", "Region", "Schedule", "Stream"]
+__all__ = ["RankBuilder", "Schedule"]
 
 MAX_SIZE = 2**31 - 1
 """Largest m, n, k and world size accepted: beyond it indices of common libraries overflow."""
@@ -173,86 +178,7 @@ def _merged(what: str, parts: list[tuple[Any, ...]]) -> tuple[Any, ...]:
     return tuple(merged.values())
 
 
-@dataclass(frozen=True)
-class Event:
-    """An enqueued operation, to be waited for by other streams."""
-
-    id: str
-
-
-class Stream:
-    """A FIFO queue of one rank."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._pending: list[str] = []
-
-    def after(self, *events: Event) -> None:
-        """Make the next operation on this stream wait for `events` of other streams."""
-        self._pending += [event.id for event in events]
-
-    def take(self) -> tuple[str, ...]:
-        """Return and forget the events that the next operation waits for."""
-        pending, self._pending = tuple(dict.fromkeys(self._pending)), []
-        return pending
-
-
-@dataclass(frozen=True)
-class Region:
-    """A rectangle of a buffer while a schedule is written; see `BufferHandle`."""
-
-    buffer: Buffer
-    rows: Interval = WHOLE
-    column_interval: Interval = WHOLE
-
-    def part(self, start: int, stop: int | None = None) -> Region:
-        """Return rows [start, stop) of this block, clipped to its valid rows."""
-        if not isinstance(self.rows, Block):
-            raise ProgramError("only rows of a block can be cut further; index the buffer first")
-        return replace(self, rows=replace(self.rows, start=start, stop=stop))
-
-    def columns(self, interval: Interval) -> Region:
-        """Return the same rows of some columns."""
-        return replace(self, column_interval=interval)
-
-    def view(self, on: Peer = SELF) -> View:
-        """Return the rectangle on rank `on`."""
-        return View(self.buffer.name, self.rows, self.column_interval, on)
-
-    @property
-    def shard(self) -> Peer | None:
-        """Whose rows these are, if they are one rank's."""
-        return self.rows.of if isinstance(self.rows, Block) else None
-
-
-class BufferHandle(Region):
-    """A whole buffer; ``buffer[peer]`` are the rows of that rank's block, ``buffer[a:b]`` rows."""
-
-    def __getitem__(self, rows: Peer | RankBuilder | slice) -> Region:
-        if isinstance(rows, slice):
-            if rows.step is not None or rows.start is None or rows.stop is None:
-                raise ProgramError("rows are given as buffer[start:stop]")
-            return Region(self.buffer, Fixed(rows.start, rows.stop))
-        if not isinstance(rows, (Peer, RankBuilder)):
-            raise ProgramError(
-                f"rows of {self.buffer.name!r} are given as [start:stop] or by whose block they "
-                f"are (rank + 1, Peer(0, absolute=True)), not by {rows!r}"
-            )
-        return Region(self.buffer, Block(rows if isinstance(rows, Peer) else SELF))
-
-
-@dataclass(frozen=True)
-class FlagHandle:
-    """A flag array while a schedule is written."""
-
-    flag: Flag
-
-    def word(self, index: int | Peer = 0, *, on: Peer = SELF) -> FlagRef:
-        """Return one word of it, at home on rank `on`."""
-        return FlagRef(self.flag.name, index, on)
-
-
-class RankBuilder:
+class RankBuilder(ThisRank):
     """One rank's side of a schedule: arithmetic on ranks, buffers, streams, operations.
 
     ``rank + 1`` and ``rank - step`` are other ranks.  Every operation names its stream with
@@ -286,12 +212,6 @@ class RankBuilder:
     def world_size(self) -> int:
         """Number of ranks."""
         return self._schedule.world_size
-
-    def __add__(self, steps: int) -> Peer:
-        return SELF + steps
-
-    def __sub__(self, steps: int) -> Peer:
-        return SELF - steps
 
     def steps(self) -> Iterator[int]:
         """Yield 1 .. world_size - 1 and tag what is enqueued meanwhile with the step."""
