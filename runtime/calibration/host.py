@@ -170,6 +170,7 @@ def _profile(plan: HostPlan, figures: Sequence[RankFigures], name: str) -> Profi
             enqueue_us=ModeCosts(eager=measured(enqueue), graph=measured(enqueue)),
             call_us=ModeCosts(eager=measured(0.0), graph=measured(0.0)),
             handover_us=measured(handover),
+            contention=measured(_contention(figures)),
             gemm_threads=plan.threads,
             fingerprint=host_fingerprint(),
         ),
@@ -190,6 +191,12 @@ def _profile(plan: HostPlan, figures: Sequence[RankFigures], name: str) -> Profi
             note=source,
         ),
     )
+
+
+def _contention(figures: Sequence[RankFigures]) -> float:
+    """Return the mean over the ranks that measured it, at least 1."""
+    found = [one.contention for one in figures if one.contention != 1.0]
+    return max(1.0, sum(found) / len(found)) if found else 1.0
 
 
 def _transports(

@@ -67,6 +67,7 @@ class RankFigures:
     handover_us: float
     enqueue_us: float
     copy_gb_per_s: float
+    contention: float
 
 
 def measure_rank(transport: Transport, plan: HostPlan) -> RankFigures:
@@ -89,6 +90,7 @@ def measure_rank(transport: Transport, plan: HostPlan) -> RankFigures:
             handover_us=_handover(plan.repeats * 50),
             enqueue_us=_enqueue(plan.repeats * 200),
             copy_gb_per_s=_copy_rate(),
+            contention=_contention(transport, plan),
         )
     finally:
         transport.barrier()
@@ -233,6 +235,36 @@ def _enqueue(repeats: int) -> float:
         tasks.put((record, 0, [record]))
 
     return _timed(one, repeats)
+
+
+def _contention(transport: Transport, plan: HostPlan) -> float:
+    """Return what sharing cores costs beyond the sharing: 1 where nothing is lost.
+
+    All ranks run the same GEMM at the same time, after only as many did as there are cores; the
+    ratio is held against that of the threads.
+    """
+    import torch
+
+    sharing = plan.world_size * plan.threads / plan.cores
+    if sharing <= 1 or not plan.gemms:
+        return 1.0
+    m, n, k = sorted(plan.gemms, key=lambda shape: shape[0] * shape[1] * shape[2])[
+        len(plan.gemms) // 2
+    ]
+    dtype = torch_dtype(plan.dtype)
+    a, b = torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype)
+    run = TorchGemm().prepare(a, b, torch.empty((m, n), dtype=dtype), None)
+
+    def repeated() -> None:
+        for _ in range(plan.repeats):
+            run()
+
+    transport.barrier()
+    alone = _timed(repeated, 3) if _active(transport, plan) else 0.0
+    transport.barrier()
+    crowded = _timed(repeated, 3)
+    transport.barrier()
+    return crowded / (alone * sharing) if alone else 1.0
 
 
 def _copy_rate() -> float:

@@ -232,6 +232,9 @@ class _Maker:
         self.threads = 1.0
         if machine.cores is not None:
             self.threads = float(max(1, machine.cores // program.world_size))
+        cores = machine.cores
+        crowded = cores is not None and self.threads * program.world_size > cores
+        self.contention = machine.host.contention if crowded else 1.0
         self._valid: dict[Extent, list[int]] = {}
         self._frames: dict[int, tuple[Body, _Frame]] = {}
 
@@ -274,6 +277,7 @@ class _Maker:
             step.activity = "compute"
             step.weight = self.threads
             self._cost_of_compute(step, operation, rank)
+            step.alone_us *= self.contention
 
     def _cost_of_put(self, step: Step, operation: Put, rank: int) -> None:
         step.activity = "put"

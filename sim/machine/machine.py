@@ -54,6 +54,12 @@ class HostModel:
         return 0.0 if handover is None else handover.value
 
     @property
+    def contention(self) -> float:
+        """On a cpu: factor by which computation takes longer where threads outnumber cores."""
+        contention = self.profile.contention
+        return 1.0 if contention is None else contention.value
+
+    @property
     def gemm_threads(self) -> int | None:
         """On a cpu: threads that one GEMM had when it was measured."""
         return self.profile.gemm_threads

@@ -255,6 +255,9 @@ class Host(Frozen):
     """Per call: eager, entering the library; graph, launching the graph."""
     handover_us: Quantity | None = None
     """From the end of what a stream waited for to its going on; None is nothing."""
+    contention: PositiveQuantity | None = None
+    """On a cpu: time of GEMMs that share cores over that of fair shares without loss (caches,
+    switching); None is no loss."""
     gemm_threads: PositiveInt | None = None
     """On a cpu: threads that one GEMM had when it was measured."""
     fingerprint: HostFingerprint | None = None
