@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from stretto.schedules.language import Block, Extent, FusedGemm, Program, Unsafe, Whole
+from stretto.schedules.language import Block, Buffer, Extent, FusedGemm, Program, Unsafe, Whole
 from stretto.schedules.verifier.checker import verify
 from stretto.schedules.verifier.verdict import Verdict
 
@@ -59,40 +59,46 @@ class _ShapeClass:
     def key(self) -> tuple[object, ...]:
         """What the class's Programs have in common."""
         program = self.program
-        exact = not all(
-            _scales(view.rows) and _scales(view.columns)
+        operations = [
+            operation
             for phase in program.phases
             for body in phase.bodies
             for operation in body.operations
-            for view in (*operation.reads(), *operation.writes())
-        ) or any(
-            isinstance(operation, FusedGemm)
-            for phase in program.phases
-            for body in phase.bodies
-            for operation in body.operations
+        ]
+        views = [view for one in operations for view in (*one.reads(), *one.writes())]
+        exact = any(isinstance(one, FusedGemm) for one in operations) or not all(
+            _scales(view.rows) and _scales(view.columns) for view in views
         )
-        buffers = tuple(
-            (
-                buffer.name,
-                buffer.role,
-                buffer.kind,
-                buffer.slots,
-                buffer.initial,
-                buffer.reuse,
-                *(
-                    extent if exact else _pattern(extent, program.world_size)
-                    for extent in (buffer.rows, buffer.columns)
-                ),
-            )
-            for buffer in program.buffers
-        )
+        cut = {(view.buffer, 0) for view in views if isinstance(view.rows, Block)}
+        cut |= {(view.buffer, 1) for view in views if isinstance(view.columns, Block)}
+
+        def size(buffer: Buffer, axis: int) -> object:
+            extent = (buffer.rows, buffer.columns)[axis]
+            if exact:
+                return extent
+            if extent.layout == "full" and (buffer.name, axis) not in cut:
+                return extent.layout
+            return _pattern(extent, program.world_size)
+
         return (
             program.world_size,
             program.computes,
             program.caller_stream,
             program.phases,
             program.flags,
-            buffers,
+            tuple(
+                (
+                    buffer.name,
+                    buffer.role,
+                    buffer.kind,
+                    buffer.slots,
+                    buffer.initial,
+                    buffer.reuse,
+                    size(buffer, 0),
+                    size(buffer, 1),
+                )
+                for buffer in program.buffers
+            ),
         )
 
     def __eq__(self, other: object) -> bool:
@@ -111,8 +117,6 @@ def _scales(interval: object) -> bool:
 
 def _pattern(extent: Extent, world_size: int) -> tuple[object, ...]:
     """Return which blocks of an axis are full, short or empty."""
-    if extent.layout == "full" and extent.size < world_size:
-        return extent.layout, extent.size
     block = extent.block(world_size)
     valid = [extent.valid(rank, world_size) for rank in range(world_size)]
     return (

@@ -215,6 +215,7 @@ class _Contract:
                 f"Rank {rank} does not give its slot of {buffer!r} back to rank "
                 f"{', '.join(map(str, absent))} in call {call}: a later call waits for that.",
                 missing=f"a signal of '{buffer}.released'[{rank}] on every rank",
+                like=f"absent {buffer}",
             )
             return
         first = min(use.releases, key=lambda one: order.run.rank_of[one[0]])[0]

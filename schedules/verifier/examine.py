@@ -141,7 +141,7 @@ def _look(world: World, levels: Sequence[int], conditions: Conditions, quick: bo
     find_worker_deadlock(order, report)
     if conditions.sms is not None:
         find_full_devices(order, report, sms=conditions.sms, capabilities=conditions.capabilities)
-    if not conditions.alone:
+    if not conditions.alone and not order.run.blocked:
         find_breaches(order, report)
     if quick and not found.safe:
         return found
@@ -216,14 +216,15 @@ def _cut(program: Program, period: int) -> Program:
 def _check_shareable(programs: Sequence[Program]) -> None:
     if len({program.world_size for program in programs}) != 1:
         raise InvalidInput("Programs on one workspace must have one world size.")
-    slots: dict[str, int] = {}
+    known: dict[str, tuple[int, str]] = {}
     for program in programs:
         for buffer in program.buffers:
             shared = buffer.kind == "symmetric" and buffer.role == "workspace"
-            if shared and slots.setdefault(buffer.name, buffer.slots) != buffer.slots:
+            now = (buffer.slots, buffer.initial)
+            if shared and known.setdefault(buffer.name, now) != now:
                 raise InvalidInput(
                     f"Programs on one workspace give buffer {buffer.name!r} different numbers of "
-                    "slots."
+                    "slots or different initial states."
                 )
 
 
@@ -249,6 +250,8 @@ def _uneven(world: World, length: int) -> bool:
     signals: dict[int, list[tuple[int, int]]] = {}
     for event, (word, value) in world.fired.items():
         signals.setdefault(word, []).append((world.sites[world.site[event]].turn, value))
+    if _starts_otherwise(world, signals, steps, length):
+        return True
     for place, event in events.items():
         later = events.get((place[0] + length, *place[1:]))
         if later is None or event not in world.awaited:
@@ -262,6 +265,27 @@ def _uneven(world: World, length: int) -> bool:
             if (kind == "epoch" and (now <= 0) != (then <= 0)) or (
                 kind == "counter" and now != then
             ):
+                return True
+    return False
+
+
+def _starts_otherwise(
+    world: World,
+    signals: dict[int, list[tuple[int, int]]],
+    steps: dict[str, int],
+    length: int,
+) -> bool:
+    """Whether a wait passes by what a word holds at first, and would not by earlier calls."""
+    for event, awaited in world.awaited.items():
+        if world.sites[world.site[event]].turn >= length:
+            continue
+        for word, expected in awaited:
+            step = steps.get(world.flags.word(word).flag)
+            if step is None:  # not an epoch, or not seen twice
+                continue
+            left = [value - step for turn, value in signals.get(word, ()) if turn < length]
+            passes = any(expected <= value for value in left)
+            if passes != (expected <= world.flags.initial[word]):
                 return True
     return False
 

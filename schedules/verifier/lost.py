@@ -126,6 +126,8 @@ class _Search:
                 continue
             if any(self.order.before(one.wait, other) for _, other in chosen):
                 continue
+            if any(other.word == one.word and last != low for other, last in chosen):
+                continue
             if any(self.order.before(other.wait, low) for other, _ in chosen):
                 continue
             found = self._completed([*chosen, (one, low)])
@@ -172,17 +174,31 @@ class _Search:
         ]
 
     def _all_last(self, chosen: Sequence[_Choice]) -> bool:
-        """Whether every low signal may be the last of its word while the waits are held back."""
+        """Whether each low signal may be the last of its word while the waits are held back."""
         self.plays += 1
-        order, last = self.order, {low for _, low in chosen}
-        held = [one.wait for one, _ in chosen]
-        possible = play(order.world, order.levels, held=held).rank_of
-        without = play(order.world, order.levels, held=[*held, *last]).rank_of
-        return all(possible[low] >= 0 for low in last) and all(
-            signal in last or possible[signal] < 0 or without[signal] >= 0
-            for one, _ in chosen
-            for signal in order.signals_of.get(one.word, ())
-        )
+        order, waits = self.order, [one.wait for one, _ in chosen]
+        last_of = {one.word: low for one, low in chosen}
+        if any(last_of[one.word] != low for one, low in chosen):
+            return False  # a word has one last signal
+        possible = play(order.world, order.levels, held=waits).rank_of
+        if any(possible[low] < 0 for low in last_of.values()):
+            return False
+        left = dict(last_of)
+        while left:
+            done = play(order.world, order.levels, held=[*waits, *left.values()]).rank_of
+            ready = [
+                word
+                for word, low in left.items()
+                if all(
+                    signal == low or possible[signal] < 0 or done[signal] >= 0
+                    for signal in order.signals_of.get(word, ())
+                )
+            ]
+            if not ready:
+                return False
+            for word in ready:
+                del left[word]
+        return True
 
 
 def _report(order: Order, report: Reporter, one: _Exposed, low: int) -> None:

@@ -38,6 +38,7 @@ from stretto.schedules.verifier.patches import (
     Memory,
     added,
     clipped,
+    joined,
     outside,
     product,
     runs,
@@ -135,9 +136,10 @@ class _Meaning:
             self._by_rows(operation.function, blocks, writes)
         elif isinstance(operation, Opaque):
             arguments = tuple((*block[:2], *sorted(block.patches)) for block in blocks)
+            values = [value for block in blocks for _, value in block.patches]
             for output, write in enumerate(writes):
                 rows, columns = write.row_stop - write.row, write.column_stop - write.column
-                value = self.symbols.function(operation.function, output, arguments)
+                value = self.symbols.function(operation.function, output, arguments, values)
                 self.memory.set(write, Block(rows, columns, [((0, rows, 0, columns), value)]))
 
     def _caller(self, begins: bool, accesses: Sequence[Access]) -> None:
@@ -198,6 +200,7 @@ class _Meaning:
             patches = []
             for row, row_stop in pairwise(cuts) if pieces_of else [(0, rows)]:
                 arguments: list[object] = []
+                values: list[Value] = []
                 base: int | None = None
                 for run in pieces_of:
                     for (first, stop), pieces in run:
@@ -207,8 +210,9 @@ class _Meaning:
                                 base = seen if base is None else base
                                 place = (value.symbol, seen - base, value.right + start)
                                 arguments.append((start, end, place))
+                                values.append(value)
                     arguments.append("next")
-                value = self.symbols.function(function, output, tuple(arguments))
+                value = self.symbols.function(function, output, tuple(arguments), values)
                 placed = self.symbols.moved(value, (base or 0) - row, 0)
                 patches.append(((row, row_stop, 0, columns), placed))
             self.memory.set(write, Block(rows, columns, patches))
@@ -278,7 +282,7 @@ class _Meaning:
         )
         if expected.buffer != name:
             return
-        for (row, row_stop, column, column_stop), value in block.patches:
+        for (row, row_stop, column, column_stop), value in joined(block.patches):
             if value != expected.value:
                 rows = row_stop - row
                 here = Access(
@@ -295,10 +299,11 @@ class _Meaning:
                 )
                 self.report.add(
                     "wrong_result",
-                    f"After call {self.world.call_of(access.site)} of {program.name}, "
-                    f"{self.report.rectangle(here)} does not hold what {program.computes} says: "
-                    f"{self.symbols.text(value.moved(row, 0), rows)} instead of "
-                    f"{self.symbols.text(expected.value.moved(row, 0), rows)}.",
+                    f"After call {self.world.call_of(access.site)} of {program.name} there are "
+                    f"{self.symbols.text(value.moved(row, 0), rows)} in "
+                    f"{self.report.rectangle(here)}, and not "
+                    f"{self.symbols.text(expected.value.moved(row, 0), rows)}, as "
+                    f"{program.computes} says.",
                     places=(self.report.touched(here),),
                     goals=(access.start,),
                     open=(access.site,),

@@ -15,6 +15,7 @@ __all__ = [
     "Memory",
     "added",
     "clipped",
+    "joined",
     "outside",
     "product",
     "runs",
@@ -218,3 +219,15 @@ def clipped(block: Block, row: int, rows: int, columns: int, symbols: Symbols) -
             inside = (common[0] - row, common[1] - row, common[2], common[3])
             patches.append((inside, symbols.moved(value, row, 0)))
     return Block(rows, columns, patches)
+
+
+def joined(patches: Sequence[tuple[Corners, Value]]) -> list[tuple[Corners, Value]]:
+    """Return patches with those joined that go on with the same value in the rows below."""
+    found: list[tuple[Corners, Value]] = []
+    for corners, value in sorted(patches, key=lambda patch: (patch[0][2:], patch[0][:2])):
+        last = found[-1] if found else None
+        if last is not None and (last[0][1:], last[1]) == ((corners[0], *corners[2:]), value):
+            found[-1] = ((last[0][0], *corners[1:]), value)
+        else:
+            found.append((corners, value))
+    return found

@@ -130,14 +130,15 @@ def _report_stuck(
         if len(chain) == 1:
             message = f"An operation waits for itself: {steps[0]}."
     else:
-        message = f"It waits for ever: {'; '.join(steps)}, which nothing in these calls does."
+        message = f"It waits for ever: {'; '.join(steps)}, which no call up to this one does."
     report.add(
         kind,
         opening + message,
         places=places,
         severity=severity,
-        goals=[blocked.event for blocked in chain],
-        open=[world.site[blocked.event] for blocked in chain],
+        # What waits for another operation has not begun, and is not part of the picture.
+        goals=[blocked.event for blocked in chain if blocked.what != "event"],
+        open=[world.site[blocked.event] for blocked in chain if blocked.what != "event"],
     )
 
 
@@ -189,21 +190,22 @@ class _Stuck:
         return None
 
     def _wanted(self, blocked: Blocked) -> Iterator[int]:
-        world = self.world
+        """Yield the events that would let it go on, those of later calls left out."""
+        world, key = self.world, blocked.key
+        call = world.call_of(world.site[blocked.event])
         if blocked.what == "event":
-            yield blocked.key
-        elif blocked.what == "word":
-            kind = world.flags.kind[blocked.key]
-            for event in self.signals.get(blocked.key, ()):
-                if kind != "epoch" or world.fired[event][1] >= blocked.expected:
-                    yield event
-        elif blocked.what == "full":
-            yield from self.takes.get(blocked.key, ())
+            yield key
         elif blocked.what == "meeting":
-            yield from world.meetings[blocked.key]
+            yield from world.meetings[key]
         elif blocked.what == "worker":
-            for _, _, last in world.crews[blocked.key].groups:
-                yield last
+            yield from (last for _, _, last in world.crews[key].groups)
+        else:
+            high_enough = self.takes if blocked.what == "full" else self.signals
+            for event in high_enough.get(key, ()):
+                value = world.fired[event][1] if event in world.fired else 0
+                reached = world.flags.kind[key] != "epoch" or value >= blocked.expected
+                if reached and world.call_of(world.site[event]) <= call:
+                    yield event
 
 
 def _reason(world: World, report: Reporter, blocked: Blocked) -> str:

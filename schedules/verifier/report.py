@@ -47,25 +47,26 @@ class Reporter:
         *,
         missing: str | None = None,
         places: Sequence[Place] = (),
+        like: str | None = None,
         severity: Severity = "error",
         goals: Iterable[int] = (),
         held: Iterable[int] = (),
         open: Iterable[int] = (),  # noqa: A002 (as in Draft)
     ) -> None:
-        """Add a finding, or count it with those that it is like."""
+        """Add a finding, or count it with those that it is like (by `like` or by its places)."""
         finding = Finding(kind, severity, message, missing, tuple(places))
         key = (
             kind,
             severity,
             *((place.operation, place.stream, place.buffer, place.access) for place in places),
-            *(() if places else (message,)),
+            like or (None if places else message),
         )
         known = self.drafts.get(key)
         if known is None:
             self.drafts[key] = Draft(finding, tuple(goals), tuple(held), tuple(open))
             return
         alike = known.finding.alike + 1
-        if _calls(finding) < _calls(known.finding):
+        if _earliness(finding) < _earliness(known.finding):
             known.goals, known.held, known.open = tuple(goals), tuple(held), tuple(open)
             known.finding = replace(finding, alike=alike)
         else:
@@ -137,5 +138,7 @@ class Reporter:
         return f"{word.flag!r}[{word.position}] of rank {word.home}{slot}"
 
 
-def _calls(finding: Finding) -> tuple[int, ...]:
-    return tuple(sorted((place.call for place in finding.places), reverse=True))
+def _earliness(finding: Finding) -> tuple[list[int], list[int]]:
+    """Return what is least for the one that is kept: the earliest calls, then the lowest ranks."""
+    calls = sorted((place.call for place in finding.places), reverse=True)
+    return calls, [place.rank for place in finding.places]

@@ -41,15 +41,20 @@ class Symbols:
         return self.zero if number == 0 else Value(self._number(("constant", number)))
 
     def unknown(self, of: Hashable) -> Value:
-        """Return a matrix of which nothing is known but where it comes from."""
+        """Return a matrix of which nothing is known; all that is made of it is unknown, too."""
         return Value(self._number(("unknown", of)))
 
     def is_unknown(self, value: Value) -> bool:
         """Whether the value is `unknown`."""
         return bool(self._forms[value.symbol][0] == "unknown")
 
-    def function(self, name: str, output: int, arguments: Hashable) -> Value:
-        """Return an output of a named function."""
+    def function(
+        self, name: str, output: int, arguments: Hashable, values: Iterable[Value]
+    ) -> Value:
+        """Return an output of a named function; `values` are those among the arguments."""
+        for value in values:
+            if self.is_unknown(value):
+                return value
         return Value(self._number(("function", name, output, arguments)))
 
     def moved(self, value: Value, down: int, right: int) -> Value:
@@ -60,6 +65,9 @@ class Symbols:
 
     def dot(self, a: Value, b: Value, start: int, length: int) -> Value:
         """Return ``a[:, start:start + length] @ b[:, start:start + length].T``."""
+        for value in (a, b):
+            if self.is_unknown(value):
+                return value
         if self.zero.symbol in (a.symbol, b.symbol):
             return self.zero
         form = ("dot", a.symbol, start + a.right, b.symbol, start + b.right, length)
@@ -70,6 +78,8 @@ class Symbols:
         terms: list[Value] = []
         for value in values:
             form = self._forms[value.symbol]
+            if form[0] == "unknown":
+                return value
             if form[0] == "sum":
                 terms += [self.moved(term, value.down, value.right) for term in form[1]]
             elif form[0] != "zero":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hand_made import VARIANTS, build
@@ -78,14 +79,11 @@ def test_tiny_programs_were_of_all_kinds() -> None:
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_two_tiny_programs_in_turn(data: st.DataObject) -> None:
-    from dataclasses import replace
-
     one = data.draw(programs(most=3))
-    other = replace(data.draw(programs(most=3)), name="other")
-    if (one.world_size, one.flags) != (other.world_size, other.flags):
+    other = data.draw(programs(most=3))
+    if one.world_size != other.world_size:
         return
-    if [buffer.slots for buffer in one.buffers] != [buffer.slots for buffer in other.buffers]:
-        return
+    other = replace(other, name="other", buffers=one.buffers, flags=one.flags)
     found = problems([one, other, one])
     if found is not None:
         mine, theirs = comparable(*found)
@@ -123,7 +121,6 @@ def test_the_published_ring() -> None:
     alone, apart = (build(cls, 2, 2) for cls in (PublishedRing, PublishedRingThenAllReduce))
     assert explore([alone]).problems == frozenset()
     assert explore([alone] * 2).problems == {"race"}
-    assert explore([apart] * 3) == explore([apart] * 3)
     assert explore([apart] * 3).problems == frozenset()
 
 

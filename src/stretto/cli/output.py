@@ -37,7 +37,9 @@ def print_json(value: object) -> None:
 
 def print_pairs(title: str, pairs: Sequence[tuple[str, str]]) -> None:
     """Print names and values."""
-    table = Table(title=escape(title), show_header=False, title_justify="left", box=None, pad_edge=False)
+    table = Table(
+        title=escape(title), show_header=False, title_justify="left", box=None, pad_edge=False
+    )
     table.add_column(style="dim")
     table.add_column()
     for name, value in pairs:

@@ -95,7 +95,7 @@ def verify_command(
             help="Look for synchronisation that is not needed; by default where it is quick.",
         ),
     ] = None,
-    trace: Annotated[
+    record: Annotated[
         Path | None,
         typer.Option(help="Hold a recorded timeline (--trace FILE.json of a run) against it too."),
     ] = None,
@@ -125,8 +125,8 @@ def verify_command(
             redundant=redundant,
         )
     recorded: tuple[Finding, ...] | None = None
-    if trace is not None:
-        recorded = check_timeline(load_json_file(Timeline, trace), programs[0])
+    if record is not None:
+        recorded = check_timeline(load_json_file(Timeline, record), programs[0])
     written: dict[str, Any] = {}
     if figure is not None and verdict.counterexample is not None:
         written = save_timeline([verdict.counterexample], figure=figure, trace=None)
@@ -248,10 +248,10 @@ def _print_finding(finding: Finding) -> None:
 
 
 def _evidence(place: Place) -> str:
-    text = (
-        f"rank {place.rank}, stream {place.stream}, call {place.call}, "
-        f"operation {place.operation} (number {place.index})"
-    )
+    what = f"operation {place.operation} (number {place.index})"
+    if place.operation.startswith("("):
+        what = f"the caller's work {place.operation.strip('()')} it"
+    text = f"rank {place.rank}, stream {place.stream}, call {place.call}, {what}"
     if place.buffer is not None and place.rows is not None and place.columns is not None:
         text += (
             f": {place.access}s {place.buffer}[{place.rows[0]}:{place.rows[1]}, "
