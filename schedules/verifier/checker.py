@@ -43,7 +43,7 @@ def verify(
     program
         One Program, or those that take turns.
     calls
-        How many executions to look at; by default as many as decide over any number.
+        How many executions to look at, and no others; by default as many as decide over any number.
     alone
         Whether nobody else uses the workspace.  By default a Program must also keep the workspace's
         contract, by which any schedules may take turns on it

@@ -156,11 +156,12 @@ def _report(
         )
         one, other = (read, write) if filled else (write, read)
     what = report.rectangle(one, other)
+    them = "it" if what.startswith("row ") else "them"
     first, second = report.operation(one.site), report.operation(other.site, beside=one.site)
     if one.mode == "read":
-        message = f"{_capital(second)} may overwrite {what} before {first} has read them."
+        message = f"{_capital(second)} may overwrite {what} before {first} has read {them}."
     elif other.mode == "read":
-        message = f"{_capital(second)} may read {what} before {first} has written them."
+        message = f"{_capital(second)} may read {what} before {first} has written {them}."
     else:
         message = f"{_capital(first)} and {second} both write {what}, in an order that is open."
     missing = f"nothing orders {report.full(one.site)} before {report.full(other.site)}"
@@ -168,7 +169,7 @@ def _report(
         missing += ", whose stream sets no later signal to say that the data have arrived"
     report.add(
         "reuse" if across and other.mode != "read" else "race",
-        message.replace(" them.", " it.") if " row " in f" {what}" else message,
+        message,
         missing=missing,
         places=(report.touched(one), report.touched(other)),
         goals=(one.start, other.start),

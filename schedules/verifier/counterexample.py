@@ -54,7 +54,7 @@ class _Needed:
     Attributes
     ----------
     events
-        Executed ones; `pending` ones are about to be when the trouble starts.
+        What is held back comes last: it has begun when the trouble starts, but not ended.
     """
 
     def __init__(self, order: Order, draft: Draft) -> None:
@@ -71,7 +71,6 @@ class _Needed:
             wanted.add(event)
             todo += [need for need in self._needs(event) if need not in wanted]
         rank_of = self.run.rank_of
-        # What a held event would be is drawn too: it has begun, if it has not ended.
         self.events = sorted(wanted, key=lambda event: (rank_of[event] < 0, rank_of[event], event))
 
     def needs(self, event: int) -> list[int]:
@@ -79,7 +78,7 @@ class _Needed:
         return [need for need in self._needs(event) if self.run.rank_of[need] >= 0]
 
     def _needs(self, event: int) -> Iterable[int]:
-        world, run = self.world, self.run
+        world = self.world
         if world.place[event] > 1:
             yield world.events_of[world.lane[event]][world.place[event] - 2]
         yield from world.before[event]
@@ -90,7 +89,6 @@ class _Needed:
             yield from self._emptied(event, fired[0])
         for word, expected in world.awaited.get(event, ()):
             yield from self._released(event, word, expected)
-        del run
 
     def _emptied(self, event: int, word: int) -> Iterable[int]:
         fills, takes = self.run.fills.get(word, []), self.run.takes.get(word, [])

@@ -104,7 +104,7 @@ def examine(
     found = _look(world, world.flags.initial, conditions, quick)
     cycle = sum(1 for turn in turns if turn.execution < len(sequence))
     length = lcm(period, cycle)
-    if not found.safe or not _uneven(world, length):
+    if not found.safe or conditions.calls is not None or not _uneven(world, length):
         return found
     later = [turn._replace(call=turn.call + _FAR * length) for turn in turns]
     before = [turn._replace(call=turn.call - length) for turn in later[:length]]

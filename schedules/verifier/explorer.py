@@ -76,6 +76,7 @@ class _Explorer:
                 if step.kind == "come":
                     self.comes.setdefault(step.meeting, []).append((lane, place))
         self.conflicts = self._conflicts()
+        self.landing = [self._next_signal(*end) for end in model.kernels]
         self.flying = [list(self._flying(lane)) for lane in range(len(model.lanes))]
 
     def run(self) -> Exploration:
@@ -133,7 +134,8 @@ class _Explorer:
         for lane, steps in enumerate(self.model.lanes):
             place = positions[lane]
             for touch in self.flying[lane][place]:
-                active |= 1 << touch
+                if not self._landed(touch, positions):
+                    active |= 1 << touch
             if place == len(steps):
                 continue
             step = steps[place]
@@ -147,6 +149,14 @@ class _Explorer:
             if self.conflicts[lowest.bit_length() - 1] & active:
                 self.problems.add("race")
                 return
+
+    def _landed(self, touch: int, positions: _Positions) -> bool:
+        """Whether what a fused kernel left under way was ordered by its stream's next signal."""
+        kernel = self.model.touches[touch].kernel
+        if kernel is None:
+            return False
+        lane, place = self.landing[kernel]
+        return positions[lane] > place
 
     def _words_after(
         self, positions: _Positions, words: _Words, lane: int, step: Step
@@ -256,10 +266,20 @@ class _Explorer:
         yield ()
         for step in self.model.lanes[lane]:
             if step.kind == "set":
-                under_way = []
+                under_way = [
+                    one for one in under_way if self.model.touches[one].kernel != step.kernel
+                ]
             for number in step.touches:
                 touch = self.model.touches[number]
                 away = any(cell[2] != self.model.ranks[lane] for cell in touch.cells)
                 if touch.is_put and touch.mode != "read" and away:
                     under_way.append(number)
             yield tuple(under_way)
+
+    def _next_signal(self, lane: int, place: int) -> tuple[int, int]:
+        """Return the lane's first signal after a place, or where it would be beyond the end."""
+        steps = self.model.lanes[lane]
+        for later in range(place, len(steps)):
+            if steps[later].kind == "set":
+                return lane, later
+        return lane, len(steps)

@@ -37,6 +37,7 @@ class Touch(NamedTuple):
     cells: frozenset[Cell]
     meeting: object
     is_put: bool
+    kernel: int | None
 
 
 @dataclass(slots=True)
@@ -55,6 +56,8 @@ class Step:
         Of a wait: words and values; of ``set``: one word and its value.
     meeting
         Of a collective.
+    kernel
+        Number of the fused kernel that it is a part of.
     """
 
     kind: str
@@ -62,11 +65,12 @@ class Step:
     touches: tuple[int, ...] = ()
     words: tuple[tuple[Word, int], ...] = ()
     meeting: object = None
+    kernel: int | None = None
 
 
 @dataclass
 class Model:
-    """All lanes of all ranks, and the words."""
+    """All lanes of all ranks, the words, and where in its lane every fused kernel ends."""
 
     lanes: list[list[Step]] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
@@ -74,6 +78,7 @@ class Model:
     kinds: dict[Word, str] = field(default_factory=dict)
     initial: dict[Word, int] = field(default_factory=dict)
     zeroed: set[tuple[object, str]] = field(default_factory=set)
+    kernels: list[tuple[int, int]] = field(default_factory=list)
 
 
 def model_of(order: Sequence[Program]) -> Model:
@@ -87,6 +92,7 @@ class _Builder:
         self._lanes: dict[_LaneKey, int] = {}
         self._numbers: dict[int, int] = {}
         self._begun: set[tuple[int, int, str]] = set()
+        self._kernel: int | None = None
         call = 0
         for program in order:
             self._numbers.setdefault(id(program), len(self._numbers))
@@ -203,11 +209,14 @@ class _Builder:
         for part in operation.parts():
             groups.setdefault(part.id.rsplit(".", 1)[0], []).append(part)
         lasts = []
+        self._kernel = len(self.model.kernels)
+        self.model.kernels.append((lane, len(self.model.lanes[lane])))  # its end is the next step
         for name, parts in groups.items():
             own = self._lane((rank, operation.stream, (self._numbers[id(program)], name)))
             for place, part in enumerate(parts):
                 self._operation(program, part, rank, call, own, [begin] if place == 0 else [], None)
             lasts.append((own, len(self.model.lanes[own])))
+        self._kernel = None
         self._step(lane, Step("join", tuple(lasts)))
 
     def _operation(
@@ -261,6 +270,7 @@ class _Builder:
         return number
 
     def _step(self, lane: int, step: Step) -> None:
+        step.kernel = self._kernel
         self.model.lanes[lane].append(step)
 
     def _touch(
@@ -272,7 +282,7 @@ class _Builder:
         is_put: bool = False,
     ) -> int:
         owner = (lane, len(self.model.lanes[lane]))
-        self.model.touches.append(Touch(owner, lane, mode, cells, meeting, is_put))
+        self.model.touches.append(Touch(owner, lane, mode, cells, meeting, is_put, self._kernel))
         return len(self.model.touches) - 1
 
     def _memory(self, program: Program, name: str) -> tuple[object, str]:

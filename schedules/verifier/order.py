@@ -45,7 +45,8 @@ class Blocked:
         Which one.
     what
         ``event`` (it needs another), ``word`` (one that is not reached), ``full`` (a mailbox that
-        nobody has emptied), ``meeting``, or ``worker`` (a kernel's workers are all taken).
+        nobody has emptied), ``meeting``, ``worker`` (a kernel's workers are all taken) or
+        ``held``.
     key
         Number of the event, word or meeting, or of the kernel's crew.
     expected

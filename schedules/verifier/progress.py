@@ -55,7 +55,7 @@ def find_open_collectives(order: Order, report: Reporter) -> None:
 
 def find_deadlock(order: Order, report: Reporter) -> None:
     """Report why events are left that no run executes, if there are any."""
-    _report_stuck(order.world, order.run, order.levels, report, "deadlock", "error", "")
+    _report_stuck(order.world, order.run, report, "deadlock", "error", "")
 
 
 def find_worker_deadlock(order: Order, report: Reporter) -> None:
@@ -63,7 +63,7 @@ def find_worker_deadlock(order: Order, report: Reporter) -> None:
     world = order.world
     if world.crews and not order.run.blocked:
         run = play(world, order.levels, workers=True)
-        _report_stuck(world, run, order.levels, report, "residency", "error", "")
+        _report_stuck(world, run, report, "residency", "error", "")
 
 
 def find_queue_deadlock(order: Order, report: Reporter, *, queues: int | None) -> None:
@@ -103,7 +103,6 @@ def find_queue_deadlock(order: Order, report: Reporter, *, queues: int | None) -
     _report_stuck(
         world,
         run,
-        order.levels,
         report,
         "hardware_queue",
         "advice" if queues is None else "error",
@@ -114,7 +113,6 @@ def find_queue_deadlock(order: Order, report: Reporter, *, queues: int | None) -
 def _report_stuck(
     world: World,
     run: Run,
-    levels: Sequence[int],
     report: Reporter,
     kind: Kind,
     severity: Severity,
@@ -122,7 +120,7 @@ def _report_stuck(
 ) -> None:
     if not run.blocked:
         return
-    chain, closed = _Stuck(world, run, levels).chain()
+    chain, closed = _Stuck(world, run).chain()
     steps = [_reason(world, report, blocked) for blocked in chain]
     places = [_waiting(world, report, blocked) for blocked in chain]
     if closed:
@@ -145,8 +143,8 @@ def _report_stuck(
 class _Stuck:
     """Follows who waits for whom until it comes back to where it was, or to an end."""
 
-    def __init__(self, world: World, run: Run, levels: Sequence[int]) -> None:
-        self.world, self.run, self.levels = world, run, levels
+    def __init__(self, world: World, run: Run) -> None:
+        self.world, self.run = world, run
         self.signals: dict[int, list[int]] = {}
         for event, (word, _) in world.fired.items():
             self.signals.setdefault(word, []).append(event)
@@ -180,7 +178,7 @@ class _Stuck:
         if ends:  # a signal that never comes is the cause of all that waits behind it
             return [min(ends, key=len)[-1]], False
         assert best is not None
-        return [blocked for blocked in best if blocked.what != "lane"], True
+        return best, True
 
     def _next(self, blocked: Blocked) -> Blocked | None:
         """Return what the event that is waited for waits for itself."""
