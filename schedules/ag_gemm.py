@@ -18,7 +18,8 @@ A wait for rows that are to be forwarded, or that hold back the next push, is on
 own, so that a GEMM never delays the forwarding of rows that have already come.  A wait that only a
 GEMM needs is on the compute stream.  Where a wait is a kernel it must not poll beside a GEMM
 without need: it takes one multiprocessor, and a GEMM with one block on each then runs in two waves
-instead of one (measured on two H200, m = 2048 x 6288 x 7168: 219 us instead of 125).
+instead of one (two H200, m = 2048 x 6288 x 7168: 219 us instead of 125, recorded in
+figures/data/wait_beside_gemm_h200_x2.json).
 
 Rejected: all waits on the compute stream (one stream less, but step s + 1 is forwarded only after
 the GEMM of step s - 1); a GEMM enqueued before the push beside it (the push's kernels, if it has

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from by_hand import caller, numbers, program, sharded, symmetric
 
 from stretto.schedules.language import (
     Block,
@@ -73,48 +74,6 @@ SCHEDULERS: list[Scheduler] = [InOrder(), InOrder(HOSTILE), *(Random(seed) for s
 NEXT, LAST = Peer(1), Peer(-1)
 ONCE, ONE = Epoch(), Epoch(0, 1)
 TILING = Tiling(tile_m=16, tile_n=16, workers=1)
-
-
-def caller(name: str, rows: int, columns: int = 2, *, role: str = "input", **fields) -> Buffer:
-    initial = "undefined" if role == "output" else "caller"
-    return Buffer(name, role, "fp32", Extent(rows), Extent(columns), initial=initial, **fields)
-
-
-def symmetric(name: str, rows: int, columns: int = 2, **fields) -> Buffer:
-    fields.setdefault("reuse", "release")
-    return Buffer(
-        name, "workspace", "fp32", Extent(rows), Extent(columns), kind="symmetric", **fields
-    )
-
-
-def program(
-    world_size: int,
-    buffers: Sequence[Buffer],
-    flags: Sequence[Flag],
-    *bodies: Sequence[OperationBase],
-) -> Program:
-    """Return a Program of one phase; with several bodies, one a rank."""
-    return Program(
-        name="by-hand",
-        variant="test",
-        world_size=world_size,
-        shape=(),
-        dtype="fp32",
-        transport="test",
-        buffers=tuple(buffers),
-        flags=tuple(flags),
-        phases=(
-            Phase(
-                "call",
-                tuple(Body(tuple(body)) for body in bodies),
-                tuple(range(world_size)) if len(bodies) > 1 else (),
-            ),
-        ),
-    )
-
-
-def numbers(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(-9, 10, shape).astype(float)
 
 
 # ---- flags ---------------------------------------------------------------------------------------
@@ -353,11 +312,6 @@ def test_compute_operations() -> None:
             program(1, buffers, [], operations), {"x": [x], "w": [w]}, scheduler=scheduler
         )
         np.testing.assert_array_equal(result.outputs["y"][0], 6 * expected)
-
-
-def sharded(name: str, rows: int, columns: int = 2, *, role: str) -> Buffer:
-    initial = "undefined" if role == "output" else "caller"
-    return Buffer(name, role, "fp32", Extent(rows, "shard"), Extent(columns), initial=initial)
 
 
 # ---- fused kernels -------------------------------------------------------------------------------
