@@ -19,7 +19,7 @@ from stretto.runtime.launcher import Rank
 from stretto.runtime.lowering import lower
 from stretto.runtime.reference import check_outputs, make_inputs
 from stretto.schedules.language import Program, Span
-from stretto.transports.copy_engine import CudaStream
+from stretto.transports.cuda.stream import CudaStream
 from stretto.transports.interface import WorkspaceLayout
 
 if TYPE_CHECKING:

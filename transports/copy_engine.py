@@ -46,6 +46,7 @@ from stretto.schedules.language import (
 )
 from stretto.transports.cuda.driver import bindings, called, failed
 from stretto.transports.cuda.kernels import Kernel, KernelLibrary
+from stretto.transports.cuda.stream import CudaStream, stream_of
 from stretto.transports.cuda.watch import Watch
 from stretto.transports.cuda.workspace import CreditTable, CudaWorkspace
 from stretto.transports.interface import (
@@ -63,16 +64,7 @@ from stretto.transports.multicast import switch_multicast_off
 from stretto.transports.posix import segment
 from stretto.transports.posix.control import Control
 
-__all__ = ["CopyEngineTransport", "CudaStream"]
-
-
-class CudaStream:
-    """Where launches go: a CUDA stream that may be another one in every call (the caller's)."""
-
-    __slots__ = ("handle",)
-
-    def __init__(self, handle: int = 0) -> None:
-        self.handle = handle
+__all__ = ["CopyEngineTransport"]
 
 
 class CopyEngineTransport(Transport):
@@ -240,7 +232,7 @@ class CopyEngineTransport(Transport):
     ) -> Launch:
         if (source.rows, source.row_bytes) != (destination.rows, destination.row_bytes):
             raise InvalidInput(f"A put of {source} into {destination} differs in shape.")
-        where = _stream(stream)
+        where = stream_of(stream)
         if not source.total_bytes:
             return _nothing
         driver = bindings()
@@ -289,7 +281,7 @@ class CopyEngineTransport(Transport):
     ) -> Launch:
         own = self._own(workspace)
         kinds = {own.layout.flag(word.flag).kind for word in words}
-        where = _stream(stream)
+        where = stream_of(stream)
         if kinds != {"epoch"}:
             if len(kinds) > 1:
                 raise InvalidInput(f"operation {label.operation}: its words differ in kind.")
@@ -389,7 +381,7 @@ class CopyEngineTransport(Transport):
                     takes,
                 )
             )
-        return _by_residue(kernels, _stream(stream))
+        return _by_residue(kernels, stream_of(stream))
 
     def begin(
         self,
@@ -398,18 +390,7 @@ class CopyEngineTransport(Transport):
         *,
         stream: Any = None,
     ) -> Launch:
-        """Prepare the start of a call: it counts the use, then waits for credits.
-
-        Parameters
-        ----------
-        workspace
-            Whose use is counted.
-        due
-            The credits, by slot residue: words of this rank and epochs of earlier calls, which
-            depend on nothing that this call does on any rank.
-        stream
-            The caller's.
-        """
+        # One kernel counts the use on the device, then waits for the credits.
         own = self._own(workspace)
         kernels = []
         for residue, awaited in enumerate(due):
@@ -422,7 +403,7 @@ class CopyEngineTransport(Transport):
                 len(words),
             )
             kernels.append(own.begin_kernel(residue, table, self._watch.giving_up(number)))
-        return _by_residue(kernels, _stream(stream))
+        return _by_residue(kernels, stream_of(stream))
 
     def collective(
         self,
@@ -565,10 +546,6 @@ def _group(rank: int, world_size: int, store: Store, prefix: str) -> Any:
             f"{dist.get_world_size()}; symmetric memory needs the whole world."
         )
     return dist.group.WORLD
-
-
-def _stream(stream: Any) -> CudaStream:
-    return stream if isinstance(stream, CudaStream) else CudaStream(int(stream or 0))
 
 
 def _u32(value: int) -> ctypes.c_uint32:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import lcm
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from stretto.schedules.language import (
@@ -225,6 +226,15 @@ class Workspace(ABC):
     rank: int
     use_count: int
 
+    @property
+    def period(self) -> int:
+        """Number of calls after which slots repeat."""
+        return lcm(
+            1,
+            *(slots for _, _, slots in self.layout.buffers),
+            *(flag.slots for flag in self.layout.flags),
+        )
+
     @abstractmethod
     def address(self, buffer: str, *, rank: int, slot: int) -> int:
         """Return where `rank`'s slot of a buffer begins in this process's address space."""
@@ -273,6 +283,8 @@ class Transport(ABC):
     name: ClassVar[str]
     rank: int
     world_size: int
+    device: Any = None
+    """The ``torch.device`` whose memory it moves; None is the CPU."""
 
     @classmethod
     @abstractmethod
@@ -365,6 +377,41 @@ class Transport(ABC):
             As for the other verbs.
         label
             For errors.
+        """
+
+    def begin(
+        self,
+        workspace: Workspace,
+        due: Sequence[Sequence[tuple[Word, Epoch]]],
+        *,
+        stream: Any = None,
+    ) -> Launch | None:
+        """Prepare the start of a call, where the transport has something to do there.
+
+        Parameters
+        ----------
+        workspace
+            That the call uses.
+        due
+            Credits, by slot residue: words of this rank, and epochs of earlier calls to wait for.
+        stream
+            The caller's.
+
+        Returns
+        -------
+        Launch or None
+            What runs first in every call and has waited for the credits; None where the Program's
+            own waits do that.
+        """
+        return None
+
+    def raise_if_failed(self) -> None:
+        """Raise what has failed out of sight of the host, on a device or on another rank.
+
+        Raises
+        ------
+        RunFailed
+            The first failure (`WaitTimeout`, `PeerLost`).
         """
 
     @abstractmethod

@@ -16,7 +16,6 @@ they are needed.
 from __future__ import annotations
 
 import ctypes
-from math import lcm
 from typing import Any, NamedTuple
 
 from stretto.schedules.language import Epoch, InvalidInput, RunFailed, Word
@@ -75,9 +74,6 @@ class CudaWorkspace(Workspace):
         self.peers, self._tensor, self._abort = peers, tensor, abort
         self._kernels = kernels
         self._offsets, self._words_offset = _places(layout)
-        self.period = lcm(
-            1, *(slots for _, _, slots in layout.buffers), *(flag.slots for flag in layout.flags)
-        )
         self._values: list[Epoch] = []
         device = tensor.device
         self._state = torch.zeros((self.period, 2 + MAX_VALUES), dtype=torch.int32, device=device)
