@@ -413,6 +413,7 @@ class Transport(ABC):
         RunFailed
             The first failure (`WaitTimeout`, `PeerLost`).
         """
+        return
 
     @abstractmethod
     def abort(self, reason: str) -> None:
