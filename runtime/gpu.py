@@ -13,7 +13,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from stretto.runtime.executors.cuda import CudaExecutor, clock_base
+from stretto.runtime.executors.clock import clock_base
+from stretto.runtime.executors.cuda import CudaExecutor
 from stretto.runtime.gemm import TorchGemm
 from stretto.runtime.launcher import Rank
 from stretto.runtime.lowering import lower

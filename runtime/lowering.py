@@ -1,114 +1,43 @@
 """Lowering: a Program becomes a flat list of launches with every address resolved.
 
-One list for each slot residue (`Program.slot_period`), since addresses differ by slot and by
-nothing else.  A launch takes the workspace's use count; everything else is bound already.
+One list for each slot residue (`Program.slot_period`), since addresses of the workspace differ by
+slot and by nothing else.  A launch takes the workspace's use count; everything else is bound
+already (`stretto.runtime.executable` says when the caller's tensors are).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from stretto.runtime.executable import Executable, LoweredOperation, TensorBinder
 from stretto.runtime.gemm import GemmProvider
-from stretto.runtime.tensors import memory_of, tensor_at
+from stretto.runtime.tensors import memory_of, tensor_at, torch_dtype
 from stretto.schedules.language import (
+    DTYPE_BYTES,
     Body,
     Buffer,
     Collective,
     Copy,
     Fill,
-    FlagEvent,
     Gemm,
     InvalidInput,
     Operation,
     Program,
     Put,
+    Rectangle,
     Reduce,
     RowOp,
     Signal,
-    Sync,
     Unsupported,
     View,
     Wait,
 )
 from stretto.transports.interface import Label, Launch, Memory, Transport, Workspace
 
-__all__ = ["Executable", "LoweredOperation", "lower"]
-
-
-@dataclass(frozen=True, slots=True)
-class LoweredOperation:
-    """One operation of one rank, ready to be launched.
-
-    Attributes
-    ----------
-    operation
-        What it is in the Program.
-    launches
-        By slot residue of the call.
-    moved_bytes, flops, peer
-        For the record.
-    after
-        Places, in enqueue order, of the operations of other streams that it waits for.
-    entry
-        Whether it starts only after the caller's earlier work.
-    """
-
-    operation: Operation
-    launches: tuple[Launch, ...]
-    moved_bytes: int
-    flops: float
-    peer: int | None
-    after: tuple[int, ...]
-    entry: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Executable:
-    """A Program lowered for one rank, one workspace and one set of tensors.
-
-    Attributes
-    ----------
-    program, rank
-        What was lowered, for whom.
-    phases
-        The operations of each phase, in enqueue order.
-    exits
-        For each phase, places of the operations that the caller's later work follows.
-    tensors
-        The local tensors, by buffer; the caller's are the caller's own.
-    """
-
-    program: Program
-    rank: int
-    phases: tuple[tuple[LoweredOperation, ...], ...]
-    exits: tuple[tuple[int, ...], ...]
-    tensors: Mapping[str, Any]
-
-    def sync_events(
-        self, operation: Operation, call: int, seen: Sequence[int] = ()
-    ) -> tuple[tuple[FlagEvent, ...], tuple[FlagEvent, ...]]:
-        """Return what an operation signalled and awaited in a call, for the record."""
-        signalled = tuple(self._event(sync, call, None) for sync in operation.signals())
-        waits = operation.waits()
-        values: Sequence[int | None] = seen if len(seen) == len(waits) else [None] * len(waits)
-        awaited = tuple(
-            self._event(sync, call, value) for sync, value in zip(waits, values, strict=True)
-        )
-        return signalled, awaited
-
-    def _event(self, sync: Sync, call: int, seen: int | None) -> FlagEvent:
-        program = self.program
-        word = sync.word.resolve(
-            program.flag[sync.word.flag],
-            rank=self.rank,
-            world_size=program.world_size,
-            call=call,
-        )
-        value = sync.value.at(call) & 0xFFFFFFFF
-        return FlagEvent(word.flag, word.home, word.slot, word.position, value, seen)
+__all__ = ["lower"]
 
 
 def lower(
@@ -116,7 +45,7 @@ def lower(
     *,
     transport: Transport,
     workspace: Workspace | None,
-    tensors: Mapping[str, Any],
+    tensors: Mapping[str, Any] | None,
     gemm: GemmProvider,
     streams: Mapping[str, Any] | None = None,
 ) -> Executable:
@@ -130,7 +59,8 @@ def lower(
         Who carries it, and the symmetric memory; None where the Program has none.
     tensors
         The caller's tensors by buffer name, row-major; shapes are those that `program` states for
-        this rank (a short shard's tensor may have just its valid rows).
+        this rank (a short shard's tensor may have just its valid rows).  `Executable.bind` puts
+        others in their place; None leaves all to it.
     gemm
         Who prepares GEMMs.
     streams
@@ -144,14 +74,45 @@ def lower(
     Unsupported
         If an operation has no implementation here.
     """
-    lowering = _Lowering(program, transport, workspace, tensors, gemm, streams)
-    return Executable(
-        program,
-        transport.rank,
-        tuple(lowering.body(phase.body(transport.rank)) for phase in program.phases),
-        tuple(lowering.exits(phase.body(transport.rank)) for phase in program.phases),
-        lowering.tensors,
-    )
+    lowering = _Lowering(program, transport, workspace, gemm, streams)
+    phases = tuple(lowering.body(phase.body(transport.rank)) for phase in program.phases)
+    exits = tuple(lowering.exits(phase.body(transport.rank)) for phase in program.phases)
+    keep = tuple(lowering.scratch.values())
+    executable = Executable(program, transport.rank, phases, exits, lowering.binder, keep)
+    if tensors is None:
+        return executable
+    given = {
+        buffer.name: _checked(buffer, tensors.get(buffer.name), transport)
+        for buffer in program.buffers
+        if buffer.of_caller
+    }
+    for slot in range(program.slot_period):
+        executable.bind(slot, {name: tensor.data_ptr() for name, tensor in given.items()})
+    return replace(executable, keep=(*keep, *given.values()))
+
+
+def _checked(buffer: Buffer, tensor: Any, transport: Transport) -> Any:
+    """Return a caller's tensor, or say what is wrong with it."""
+    world_size = transport.world_size
+    rows, columns = buffer.rows.stored(world_size), buffer.columns.stored(world_size)
+    if tensor is None:
+        raise InvalidInput(f"The Program needs a tensor for its {buffer.role} {buffer.name!r}.")
+    valid = rows
+    if buffer.rows.layout == "shard":
+        valid = buffer.rows.valid(transport.rank, world_size)
+    if tensor.dim() != 2 or tensor.shape[1] != columns or tensor.shape[0] not in (rows, valid):
+        raise InvalidInput(
+            f"{buffer.role} {buffer.name!r} of rank {transport.rank} must have shape "
+            f"[{valid}, {columns}], not {list(tensor.shape)}."
+        )
+    if tensor.dtype != torch_dtype(buffer.dtype):
+        raise InvalidInput(
+            f"{buffer.role} {buffer.name!r} must be {torch_dtype(buffer.dtype)}, "
+            f"not {tensor.dtype}."
+        )
+    if not tensor.is_contiguous():
+        raise InvalidInput(f"{buffer.role} {buffer.name!r} must be contiguous.")
+    return tensor
 
 
 class _Lowering:
@@ -160,23 +121,25 @@ class _Lowering:
         program: Program,
         transport: Transport,
         workspace: Workspace | None,
-        tensors: Mapping[str, Any],
         gemm: GemmProvider,
         streams: Mapping[str, Any] | None,
     ) -> None:
         self.program, self.transport, self.workspace = program, transport, workspace
         self.gemm = gemm
         self.streams = streams or {}
-        self.device: Any = getattr(transport, "device", None)
+        self.device = transport.device
         self.rank, self.world_size = transport.rank, transport.world_size
-        self.tensors: dict[str, Any] = {}
         if program.world_size != self.world_size:
             raise InvalidInput(
                 f"The Program is for {program.world_size} ranks, there are {self.world_size}."
             )
-        for buffer in program.buffers:
-            if buffer.kind == "local":
-                self.tensors[buffer.name] = self._local(buffer, tensors)
+        self.binder = TensorBinder()
+        self.scratch = {
+            buffer.name: self._scratch(buffer)
+            for buffer in program.buffers
+            if buffer.kind == "local" and not buffer.of_caller
+        }
+        self._rectangles: dict[tuple[View, int], Rectangle] = {}
 
     def body(self, body: Body) -> tuple[LoweredOperation, ...]:
         entries = set(self.program.entries(body))
@@ -203,35 +166,13 @@ class _Lowering:
 
     # ---- memory ------------------------------------------------------------------------------
 
-    def _local(self, buffer: Buffer, tensors: Mapping[str, Any]) -> Any:
+    def _scratch(self, buffer: Buffer) -> Any:
         import torch
 
-        from stretto.runtime.tensors import torch_dtype
-
-        rows = buffer.rows.stored(self.world_size)
-        columns = buffer.columns.stored(self.world_size)
-        dtype = torch_dtype(buffer.dtype)
-        if not buffer.of_caller:
-            make = torch.zeros if buffer.initial == "zero" else torch.empty
-            return make((buffer.slots * rows, columns), dtype=dtype, device=self.device)
-        tensor = tensors.get(buffer.name)
-        if tensor is None:
-            raise InvalidInput(f"The Program needs a tensor for its {buffer.role} {buffer.name!r}.")
-        valid = rows
-        if buffer.rows.layout == "shard":
-            valid = buffer.rows.valid(self.rank, self.world_size)
-        if tensor.dim() != 2 or tensor.shape[1] != columns or tensor.shape[0] not in (rows, valid):
-            raise InvalidInput(
-                f"{buffer.role} {buffer.name!r} of rank {self.rank} must have shape "
-                f"[{valid}, {columns}], not {list(tensor.shape)}."
-            )
-        if tensor.dtype != dtype:
-            raise InvalidInput(
-                f"{buffer.role} {buffer.name!r} must be {dtype}, not {tensor.dtype}."
-            )
-        if not tensor.is_contiguous():
-            raise InvalidInput(f"{buffer.role} {buffer.name!r} must be contiguous.")
-        return tensor
+        make = torch.zeros if buffer.initial == "zero" else torch.empty
+        rows = buffer.slots * buffer.rows.stored(self.world_size)
+        shape = (rows, buffer.columns.stored(self.world_size))
+        return make(shape, dtype=torch_dtype(buffer.dtype), device=self.device)
 
     def _base(self, buffer: Buffer, *, owner: int, slot: int) -> int:
         if buffer.kind == "symmetric":
@@ -240,55 +181,48 @@ class _Lowering:
                     f"Buffer {buffer.name!r} is symmetric but there is no workspace."
                 )
             return self.workspace.address(buffer.name, rank=owner, slot=slot)
-        address: int = self.tensors[buffer.name].data_ptr()
+        if buffer.of_caller:
+            return self.binder.addresses[buffer.name]
+        address: int = self.scratch[buffer.name].data_ptr()
         return address + slot * buffer.slot_bytes(self.world_size)
 
+    def _rectangle(self, view: View, slot: int) -> Rectangle:
+        found = self._rectangles.get((view, slot))
+        if found is None:
+            buffer = self.program.buffer[view.buffer]
+            found = view.resolve(buffer, rank=self.rank, world_size=self.world_size, call=slot)
+            self._rectangles[view, slot] = found
+        return found
+
     def _memory(self, view: View, slot: int) -> Memory:
-        buffer = self.program.buffer[view.buffer]
-        rectangle = view.resolve(buffer, rank=self.rank, world_size=self.world_size, call=slot)
+        buffer, rectangle = self.program.buffer[view.buffer], self._rectangle(view, slot)
         base = self._base(buffer, owner=rectangle.owner, slot=rectangle.slot)
         return memory_of(base, buffer, rectangle, self.world_size)
 
     def _tensor(self, view: View, slot: int) -> Any:
-        buffer = self.program.buffer[view.buffer]
-        rectangle = view.resolve(buffer, rank=self.rank, world_size=self.world_size, call=slot)
-        rows = buffer.rows.stored(self.world_size)
-        columns = buffer.columns.stored(self.world_size)
-        if buffer.kind == "symmetric":
-            whole = tensor_at(
-                self._base(buffer, owner=rectangle.owner, slot=rectangle.slot),
-                rows,
-                columns,
-                buffer.dtype,
-                self.device,
-            )
-        else:
-            whole = self.tensors[buffer.name]
-            if not buffer.of_caller:
-                whole = whole.narrow(0, rectangle.slot * rows, rows)
-        return whole.narrow(0, rectangle.row, rectangle.rows).narrow(
-            1, rectangle.column, rectangle.columns
-        )
+        """Return a view's rectangle as a tensor, which keeps no memory alive."""
+        dtype = self.program.buffer[view.buffer].dtype
+        return tensor_at(self._memory(view, slot), dtype, self.device)
 
     # ---- launches ----------------------------------------------------------------------------
 
     def _launch(self, operation: Operation, slot: int) -> Launch:
-        if isinstance(operation, Gemm):
-            accumulate = None
-            if operation.accumulate is not None:
-                accumulate = self._tensor(operation.accumulate, slot)
-            return _without_call(
-                self.gemm.prepare(
-                    self._tensor(operation.a, slot),
-                    self._tensor(operation.b, slot),
-                    self._tensor(operation.out, slot),
-                    accumulate,
-                )
-            )
         if isinstance(operation, Put):
             return self._put(operation, slot)
         if isinstance(operation, (Signal, Wait)):
             return self._flags(operation, slot)
+        prepare = partial(self._prepared, operation, slot)
+        if self._touches_caller(operation):
+            return self.binder.late(slot, prepare)
+        return prepare()
+
+    def _touches_caller(self, operation: Operation) -> bool:
+        views = (*operation.reads(), *operation.writes())
+        return any(self.program.buffer[view.buffer].of_caller for view in views)
+
+    def _prepared(self, operation: Operation, slot: int) -> Launch:
+        if isinstance(operation, Gemm):
+            return self._gemm(operation, slot)
         if isinstance(operation, Collective):
             return self._collective(operation, slot)
         if isinstance(operation, Copy):
@@ -309,14 +243,32 @@ class _Lowering:
             "it can be simulated."
         )
 
+    def _gemm(self, operation: Gemm, slot: int) -> Launch:
+        accumulate = None
+        if operation.accumulate is not None:
+            accumulate = self._tensor(operation.accumulate, slot)
+        return _without_call(
+            self.gemm.prepare(
+                self._tensor(operation.a, slot),
+                self._tensor(operation.b, slot),
+                self._tensor(operation.out, slot),
+                accumulate,
+            )
+        )
+
     def _put(self, operation: Put, slot: int) -> Launch:
         label = Label(operation.stream, operation.id)
-        put = self.transport.put(
-            self._memory(operation.source, slot),
-            self._memory(operation.destination, slot),
-            stream=self._stream(operation),
-            label=label,
-        )
+
+        def prepare() -> Launch:
+            return self.transport.put(
+                self._memory(operation.source, slot),
+                self._memory(operation.destination, slot),
+                stream=self._stream(operation),
+                label=label,
+            )
+
+        late = self._touches_caller(operation)
+        put = self.binder.late(slot, prepare) if late else prepare()
         if operation.signal is None or self.workspace is None:
             return put
         (sync,) = operation.signals()
@@ -377,18 +329,22 @@ class _Lowering:
 
     def _moved_bytes(self, operation: Operation) -> int:
         if isinstance(operation, Put):
-            return self._memory(operation.source, 0).total_bytes
+            return self._bytes(operation.source)
         if isinstance(operation, Collective):
             gathers = operation.collective == "all_gather"
-            full = operation.destination if gathers else operation.source
-            return self._memory(full, 0).total_bytes
+            return self._bytes(operation.destination if gathers else operation.source)
         return 0
+
+    def _bytes(self, view: View) -> int:
+        rectangle = self._rectangle(view, 0)
+        element = DTYPE_BYTES[self.program.buffer[view.buffer].dtype]
+        return rectangle.rows * rectangle.columns * element
 
     def _flops(self, operation: Operation) -> float:
         if not isinstance(operation, Gemm):
             return 0.0
-        a, out = self._tensor(operation.a, 0), self._tensor(operation.out, 0)
-        return 2.0 * a.shape[0] * a.shape[1] * out.shape[1]
+        a, out = self._rectangle(operation.a, 0), self._rectangle(operation.out, 0)
+        return 2.0 * a.rows * a.columns * out.columns
 
     def _peer(self, operation: Operation) -> int | None:
         if isinstance(operation, Put):

@@ -35,21 +35,32 @@ def torch_dtype(name: str) -> Any:
     return found
 
 
-def tensor_at(address: int, rows: int, columns: int, dtype: str, device: Any = None) -> Any:
+def tensor_at(memory: Memory, dtype: str, device: Any = None) -> Any:
     """Return a [rows, columns] tensor over memory that someone else keeps alive.
 
-    `device` None is the CPU.
+    Parameters
+    ----------
+    memory
+        The rectangle; its pitch is the tensor's row stride.
+    dtype
+        Of its elements.
+    device
+        A ``torch.device``; None is the CPU.
     """
     import torch
 
-    total = rows * columns * DTYPE_BYTES[dtype]
-    if not total:
-        return torch.empty((rows, columns), dtype=torch_dtype(dtype), device=device)
+    element = DTYPE_BYTES[dtype]
+    columns, stride = memory.row_bytes // element, memory.pitch_bytes // element
+    if not memory.total_bytes:
+        return torch.empty((memory.rows, columns), dtype=torch_dtype(dtype), device=device)
+    total = (memory.rows - 1) * memory.pitch_bytes + memory.row_bytes
     if device is not None:
-        raw = torch.as_tensor(_CudaBytes(address, total), device=device)
-        return raw.view(torch_dtype(dtype)).view(rows, columns)
-    raw = (ctypes.c_uint8 * total).from_address(address)
-    return torch.frombuffer(raw, dtype=torch_dtype(dtype)).view(rows, columns)
+        flat = torch.as_tensor(_CudaBytes(memory.address, total), device=device)
+        flat = flat.view(torch_dtype(dtype))
+    else:
+        raw = (ctypes.c_uint8 * total).from_address(memory.address)
+        flat = torch.frombuffer(raw, dtype=torch_dtype(dtype))
+    return flat.as_strided((memory.rows, columns), (stride, 1))
 
 
 class _CudaBytes:

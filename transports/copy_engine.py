@@ -131,6 +131,7 @@ class CopyEngineTransport(Transport):
         self._kernels = KernelLibrary(torch.cuda.get_device_capability(self.device))
         self._watch = Watch(self._control, timeout_s)
         self._keep: list[Any] = []
+        self._tables: dict[tuple[str, tuple[int, ...]], Any] = {}
         self._workspaces: list[CudaWorkspace] = []
         self._closed = False
 
@@ -179,6 +180,7 @@ class CopyEngineTransport(Transport):
         if torch.cuda.is_current_stream_capturing():
             raise RunFailed("A workspace cannot be made while a graph is captured; make it before.")
         size_bytes = CudaWorkspace.size_bytes(layout)
+        # Ranks that differ in size would map each other's memory wrongly.
         digest = hashlib.sha256(repr(layout).encode()).hexdigest()
         for peer, answer in enumerate(self._control.exchange({"layout": digest})):
             if answer["layout"] != digest:
@@ -431,14 +433,12 @@ class CopyEngineTransport(Transport):
             return
 
     def raise_if_failed(self) -> None:
-        """Raise what a wait, or another rank, has run into; the device does not stop for it.
-
-        Raises
-        ------
-        WaitTimeout, PeerLost
-            The first that was found.
-        """
+        # The device does not stop for it; waits are let go, and rows are wrong from there on.
         self._watch.raise_if_failed()
+
+    def raise_if_known_to_have_failed(self) -> None:
+        """Raise what the watch has found already; costs no look at the device or the others."""
+        self._watch.raise_if_noted()
 
     # ---- the end -----------------------------------------------------------------------------
 
@@ -462,6 +462,7 @@ class CopyEngineTransport(Transport):
         for workspace in self._workspaces:
             workspace.close()
         self._keep.clear()
+        self._tables.clear()
         if self._control.gate.shut(5.0):
             self._control.release()
 
@@ -505,26 +506,32 @@ class CopyEngineTransport(Transport):
 
     def _table(self, workspace: CudaWorkspace, words: Sequence[Word]) -> int:
         """Return the device address of a table of the words' addresses."""
-        import torch
-
-        table = torch.tensor(
-            [workspace.word_address(word) for word in words] or [0],
-            dtype=torch.int64,
-            device=self.device,
-        )
-        torch.cuda.current_stream().synchronize()
-        self._keep.append(table)
-        address: int = table.data_ptr()
-        return address
+        return self._constants([workspace.word_address(word) for word in words], "int64")
 
     def _numbers(self, values: Sequence[int]) -> int:
         """Return the device address of a table of 32-bit numbers."""
+        return self._constants([ctypes.c_int32(one & 0xFFFFFFFF).value for one in values], "int32")
+
+    def _constants(self, values: Sequence[int], dtype: str) -> int:
+        """Return the device address of an array that stays; equal arrays are one.
+
+        Raises
+        ------
+        RunFailed
+            If it would have to be made while a graph is captured.
+        """
         import torch
 
-        signed = [ctypes.c_int32(value & 0xFFFFFFFF).value for value in values]
-        table = torch.tensor(signed or [0], dtype=torch.int32, device=self.device)
-        torch.cuda.current_stream().synchronize()
-        self._keep.append(table)
+        key = (dtype, tuple(values))
+        table = self._tables.get(key)
+        if table is None:
+            if torch.cuda.is_current_stream_capturing():
+                raise RunFailed(
+                    "A schedule cannot be prepared while a graph is captured; call it once before."
+                )
+            table = torch.tensor(values or [0], dtype=getattr(torch, dtype), device=self.device)
+            torch.cuda.current_stream().synchronize()
+            self._tables[key] = table
         address: int = table.data_ptr()
         return address
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stretto.runtime.lowering import Executable, LoweredOperation
+from stretto.runtime.executable import Executable, LoweredOperation
 from stretto.schedules.language import PeerLost, RunFailed, Span, StrettoError
 from stretto.transports.interface import Transport, Workspace
 

@@ -14,37 +14,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from stretto.runtime.lowering import Executable, LoweredOperation
-from stretto.schedules.language import Epoch, Operation, RunFailed, Span, Wait, Word
+from stretto.runtime.executable import Executable, LoweredOperation
+from stretto.runtime.executors.clock import ClockBase
+from stretto.schedules.language import Epoch, Operation, RunFailed, Span, StrettoError, Wait, Word
 from stretto.transports.cuda.driver import bindings, called
-from stretto.transports.cuda.workspace import CudaWorkspace
+from stretto.transports.interface import Transport, Workspace
 
-__all__ = ["ClockBase", "CudaExecutor", "clock_base"]
+__all__ = ["CudaExecutor"]
 
 VERBS = frozenset({"put", "signal", "wait", "collective"})
 Action = Callable[[int], Any]
 
-
-@dataclass(frozen=True, slots=True)
-class ClockBase:
-    """A moment on the device and on the host's clock, which all ranks of a host share.
-
-    Attributes
-    ----------
-    event
-        Recorded at that moment.
-    host_us
-        When, on the host's monotonic clock.
-    error_us
-        How far off that may be.
-    """
-
-    event: Any
-    host_us: float
-    error_us: float
+_TAILS: WeakKeyDictionary[Workspace, dict[int, tuple[int | None, list[Action]]]] = (
+    WeakKeyDictionary()
+)
+"""By workspace and slot residue: the capture in which the slot was used last, and what joins the
+side streams of that use.  It belongs to the workspace, since any executor may have the next use."""
 
 
 class CudaExecutor:
@@ -67,8 +56,8 @@ class CudaExecutor:
         self,
         executable: Executable,
         *,
-        transport: Any,
-        workspace: CudaWorkspace | None,
+        transport: Transport,
+        workspace: Workspace | None,
         streams: Mapping[str, Any],
     ) -> None:
         import torch
@@ -79,26 +68,42 @@ class CudaExecutor:
         self._driver = bindings()
         self._caller = streams[executable.program.caller_stream]
         self._period = 1 if workspace is None else workspace.period
-        self._begins = [self._begin(phase) for phase in executable.phases]
-        self._plain = [self._actions(phase, None) for phase in range(len(executable.phases))]
-        self._marks: list[_Mark] = []
-        self._tails: dict[int, tuple[int, list[Any]]] = {}
+        shared = {} if workspace is None else _TAILS.setdefault(workspace, {})
+        self._tails: dict[int, tuple[int | None, list[Action]]] = shared
+        self._capture: int | None = None
         self._uses = 0
+        self._marks: list[_Mark] = []
+        self._plain = [self._plan(phase, None) for phase in range(len(executable.phases))]
 
     def run(self, *, timed: bool = False) -> None:
         """Enqueue one execution of the Program on the current stream, or into its graph."""
         self._caller.handle = self._torch.cuda.current_stream().cuda_stream
+        self._capture = self._capture_id()
         program = self.executable.program
         first = self._uses if self.workspace is None else self.workspace.use_count
         for call in program.call_sequence(first):
-            actions = self._plain[call.phase_index]
+            plan = self._plain[call.phase_index]
             if timed:
-                actions = self._actions(call.phase_index, self._marks, call.number)
-            for action in actions:
-                action(call.number)
-            self._uses = call.number + 1
+                plan = self._plan(call.phase_index, self._marks, call.number)
+            number, done = call.number, 0
+            try:
+                for done, action in enumerate(plan.actions):  # noqa: B007 (names the one that fails)
+                    action(number)
+            except Exception as error:
+                raise self._named(error, plan.names[done], number) from error
+            self._uses = number + 1
             if self.workspace is not None:
                 self.workspace.use_count = self._uses
+
+    def _named(self, error: Exception, name: str, call: int) -> Exception:
+        """Return an error of the device (out of memory, ECC, a bad address) with its operation."""
+        if isinstance(error, StrettoError):
+            return error
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        return RunFailed(
+            f"rank {self.executable.rank}, operation {name!r}, call {call}: {reason} (a device may "
+            "report late what an earlier operation did; CUDA_LAUNCH_BLOCKING=1 names the very one)."
+        )
 
     def synchronize(self, limit_s: float = 120.0) -> None:
         """Wait until the device has done everything, and see whether it went well.
@@ -136,56 +141,52 @@ class CudaExecutor:
 
     # ---- one call ----------------------------------------------------------------------------
 
-    def _actions(self, phase: int, marks: list[_Mark] | None, number: int = 0) -> list[Action]:
+    def _plan(self, phase: int, marks: list[_Mark] | None, number: int = 0) -> _CallPlan:
         """Return what a call of a phase does, in the order of the host."""
-        lowered = self.executable.phases[phase]
+        lowered, caller = self.executable.phases[phase], self.executable.program.caller_stream
         side = [
             name
             for name in dict.fromkeys(one.operation.stream for one in lowered)
-            if name != self.executable.program.caller_stream
+            if name != caller
         ]
-        actions: list[Action] = []
-        workspace = self.workspace
-        early = {
-            place for place, one in enumerate(lowered) if workspace and _is_credit(one.operation)
-        }
-        if workspace is not None:
-            actions.append(self._join_last_use)
-            actions.append(self._begins[phase])
+        begin = self._begin(lowered)
+        plan = _CallPlan()
+        if self.workspace is not None:
+            plan.add("begin", self._join_last_use)
+        if begin is not None:
+            plan.add("begin", begin)
         if side:
             fork = self._event()
-            actions.append(self._recorder(fork, self._caller))
-            actions += [self._waiter(fork, self.streams[name]) for name in side]
-        caller_stream = self.executable.program.caller_stream
+            plan.add("begin", self._recorder(fork, self._caller))
+            plan.add("begin", *(self._waiter(fork, self.streams[name]) for name in side))
         exits = {
             place
             for place in self.executable.exits[phase]
-            if lowered[place].operation.stream != caller_stream
+            if lowered[place].operation.stream != caller
         }
         awaited = {place for one in lowered for place in one.after} | exits
         events = {place: self._event() for place in awaited}
-        leaves = [events[place] for place in sorted(exits)]
         for place, one in enumerate(lowered):
-            stream = self.streams[one.operation.stream]
-            actions += [self._waiter(events[earlier], stream) for earlier in one.after]
-            launch = _nothing if place in early else self._launch(one, stream)
+            name, stream = one.operation.id, self.streams[one.operation.stream]
+            plan.add(name, *(self._waiter(events[earlier], stream) for earlier in one.after))
+            waited = begin is not None and _is_credit(one.operation)
             if marks is not None:
-                launch = self._timed(launch, one, stream, marks, number)
-            actions.append(launch)
+                launch = _nothing if waited else self._launch(one, stream)
+                plan.add(name, self._timed(launch, one, stream, marks, number))
+            elif not waited:
+                plan.add(name, self._launch(one, stream))
             if place in awaited:
-                actions.append(self._recorder(events[place], stream))
-        actions += [self._waiter(leave, self._caller) for leave in leaves]
-        actions.append(_End(self, tuple(side)))
-        return actions
+                plan.add(name, self._recorder(events[place], stream))
+        plan.add("end", *(self._waiter(events[place], self._caller) for place in sorted(exits)))
+        if side:
+            plan.add("end", self._end(side))
+        return plan
 
-    def _begin(self, lowered: Sequence[LoweredOperation]) -> Action:
-        """Return the launch that begins a call."""
+    def _begin(self, lowered: Sequence[LoweredOperation]) -> Action | None:
+        """Return the launch that begins a call, if there is one."""
         if self.workspace is None:
-            return _nothing
-        launch: Action = self.transport.begin(
-            self.workspace, self._credits(lowered), stream=self._caller
-        )
-        return launch
+            return None
+        return self.transport.begin(self.workspace, self._credits(lowered), stream=self._caller)
 
     def _credits(self, lowered: Sequence[LoweredOperation]) -> list[list[tuple[Word, Epoch]]]:
         """Return, by slot residue, the words and epochs that a call begins by waiting for.
@@ -255,48 +256,50 @@ class CudaExecutor:
         Needed where that call left its releases behind, in the graph that is being captured.
         """
         tails = self._tails.pop(call % self._period, None)
-        if tails is not None and tails[0] == self._capture():
+        if tails is not None and tails[0] == self._capture:
             for tail in tails[1]:
-                self._wait(tail, self._caller)
+                tail(call)
 
-    def end(self, call: int, side: Sequence[str]) -> None:
-        """Join the side streams to the caller's.
+    def _end(self, side: Sequence[str]) -> Action:
+        """Return what joins the side streams to the caller's at the end of a call.
 
         Eager: the caller's stream follows everything.  In a graph only what touches the caller's
         buffers is waited for; what remains, the releases, is joined for the capture's sake and
         taken out of the caller's dependencies again.  It ends with the graph at the latest, and
         before the slot's next use in the same graph.
         """
-        tails = []
-        for name in side:
-            tail = self._event()
-            called("cuEventRecord", self._driver.cuEventRecord(tail, self.streams[name].handle))
-            tails.append(tail)
-        capture = self._capture()
-        if capture is None:
-            for tail in tails:
-                self._wait(tail, self._caller)
-            return
-        dependencies = self._dependencies()
-        for tail in tails:
-            self._wait(tail, self._caller)
+        tails = [[self._event() for _ in side] for _ in range(self._period)]
+        ends = [
+            [self._recorder(tail, self.streams[name]) for tail, name in zip(row, side, strict=True)]
+            for row in tails
+        ]
+        joins = [[self._waiter(tail, self._caller) for tail in row] for row in tails]
+
+        def end(call: int) -> None:
+            residue = call % self._period
+            dependencies = None if self._capture is None else self._dependencies()
+            for action in (*ends[residue], *joins[residue]):
+                action(call)
+            if dependencies is not None:
+                self._set_dependencies(dependencies)
+                self._tails[residue] = (self._capture, joins[residue])
+
+        return end
+
+    def _capture_id(self) -> int | None:
+        """Return the id of the capture that the caller's stream is in, if it is in one."""
+        status, number, *_ = called(
+            "cuStreamGetCaptureInfo", self._driver.cuStreamGetCaptureInfo(self._caller.handle)
+        )
+        return int(number) if int(status) else None
+
+    def _set_dependencies(self, dependencies: Any) -> None:
         called(
             "cuStreamUpdateCaptureDependencies",
             self._driver.cuStreamUpdateCaptureDependencies(
                 self._caller.handle, dependencies, None, len(dependencies), 1
             ),
         )
-        self._tails[call % self._period] = (capture, tails)
-
-    def _wait(self, event: Any, stream: Any) -> None:
-        called("cuStreamWaitEvent", self._driver.cuStreamWaitEvent(stream.handle, event, 0))
-
-    def _capture(self) -> int | None:
-        """Return the id of the capture that the caller's stream is in, if it is in one."""
-        status, number, *_ = called(
-            "cuStreamGetCaptureInfo", self._driver.cuStreamGetCaptureInfo(self._caller.handle)
-        )
-        return int(number) if int(status) else None
 
     def _dependencies(self) -> Any:
         answer = called(
@@ -379,15 +382,17 @@ def _nothing(call: int) -> None:
     """Do what has been done when the call began."""
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
-    """The last action of a call."""
+@dataclass(slots=True)
+class _CallPlan:
+    """What the host does in one call, and for which operation it does it."""
 
-    executor: CudaExecutor
-    side: tuple[str, ...]
+    actions: list[Action] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
 
-    def __call__(self, call: int) -> None:
-        self.executor.end(call, self.side)
+    def add(self, name: str, *actions: Action) -> None:
+        """Do these next, for an operation."""
+        self.actions += actions
+        self.names += [name] * len(actions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,33 +403,3 @@ class _Mark:
     call: int
     start: Any
     end: Any
-
-
-def clock_base(tries: int = 200) -> ClockBase:
-    """Return a moment known on the device's clock and on the host's.
-
-    An event is recorded on an idle stream and polled; it completed between the host's reading
-    before the record and the one after the poll that saw it.  The narrowest of many tries is kept,
-    and half its width is the error.
-    """
-    import torch
-
-    driver = bindings()
-    torch.cuda.synchronize()
-    stream = called("cuStreamCreate", driver.cuStreamCreate(1))
-    best: ClockBase | None = None
-    clock = time.perf_counter_ns
-    for _ in range(tries):
-        event = called("cuEventCreate", driver.cuEventCreate(0))
-        before = clock()
-        driver.cuEventRecord(event, stream)
-        while int(driver.cuEventQuery(event)[0]):
-            pass
-        after = clock()
-        error_us = (after - before) / 2e3
-        if best is None or error_us < best.error_us:
-            best = ClockBase(event, (before + after) / 2e3, error_us)
-    called("cuStreamDestroy", driver.cuStreamDestroy(stream))
-    if best is None:
-        raise RunFailed("The device's clock was not read.")
-    return best

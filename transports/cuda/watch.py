@@ -43,7 +43,7 @@ class Watch:
 
         self._control, self._timeout_s = control, timeout_s
         self._page = torch.zeros(64, dtype=torch.int32, pin_memory=True)
-        self._labels: list[tuple[Label, tuple[Word, ...]]] = []
+        self._labels: dict[tuple[Label, tuple[Word, ...]], int] = {}
         self._error: StrettoError | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -58,8 +58,7 @@ class Watch:
 
     def labelled(self, label: Label, words: Sequence[Word]) -> int:
         """Return the number by which a kernel's record names its operation and words."""
-        self._labels.append((label, tuple(words)))
-        return len(self._labels) - 1
+        return self._labels.setdefault((label, tuple(words)), len(self._labels))
 
     def giving_up(self, label: int) -> tuple[Any, Any, Any, Any]:
         """Return a waiting kernel's last arguments: abort word, record, label, limit in ns."""
@@ -77,6 +76,10 @@ class Watch:
     def raise_if_failed(self) -> None:
         """Look now, and raise the first failure if there has been one."""
         self._note()
+        self.raise_if_noted()
+
+    def raise_if_noted(self) -> None:
+        """Raise the first failure that the thread, or anybody, has found already."""
         if self._error is not None:
             raise self._error
 
@@ -113,7 +116,7 @@ class Watch:
             raise PeerLost(f"rank {self._control.rank}: {problem}.")
 
     def _late(self, record: list[int]) -> str:
-        label, words = self._labels[record[1]]
+        label, words = list(self._labels)[record[1]]
         word = words[record[2]]
         expected, seen, call = (one & 0xFFFFFFFF for one in record[3:6])
         return (
