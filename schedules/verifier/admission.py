@@ -77,7 +77,7 @@ class _ShapeClass:
             if exact:
                 return extent
             if extent.layout == "full" and (buffer.name, axis) not in cut:
-                return extent.layout
+                return extent.layout, extent.size > 0
             return _pattern(extent, program.world_size)
 
         return (
@@ -121,5 +121,5 @@ def _pattern(extent: Extent, world_size: int) -> tuple[object, ...]:
     valid = [extent.valid(rank, world_size) for rank in range(world_size)]
     return (
         extent.layout,
-        *("full" if rows == block else "short" if rows else "empty" for rows in valid),
+        *("empty" if rows == 0 else "full" if rows == block else "short" for rows in valid),
     )

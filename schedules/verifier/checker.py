@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from stretto.schedules.language import Capabilities, InvalidInput, Program, Timeline
 from stretto.schedules.verifier.redundancy import find_redundant
+from stretto.schedules.verifier.sharing import unshared
 from stretto.schedules.verifier.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -99,6 +100,9 @@ def verify(
         calls=len(world.turns),
         operations=sum(site.operation is not None for site in world.sites),
         alone=alone,
+        unshared=tuple(
+            dict.fromkeys(name for one in programs for name in unshared(one) if not alone)
+        ),
         findings=tuple(
             draft.finding
             for severity in ("error", "advice")

@@ -7,7 +7,7 @@ the same bytes and what came since; if all those are ordered, so are, by transit
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from stretto.schedules.language import FusedGemm, Gemm
 from stretto.schedules.verifier.order import Order
@@ -17,18 +17,23 @@ from stretto.schedules.verifier.world import NEVER, Access, World
 __all__ = ["find_races", "ordered", "overlap"]
 
 
-def find_races(order: Order, report: Reporter) -> None:
-    """Report every pair of accesses that may happen at the same time and must not."""
+def find_races(order: Order, report: Reporter, *, within: Collection[int] | None = None) -> None:
+    """Report every pair of accesses that may happen at the same time and must not.
+
+    With `within`, look at these storages alone.
+    """
     world, rank_of = order.world, order.run.rank_of
     by_storage: list[list[Access]] = [[] for _ in world.storages]
     for access in world.accesses:
-        if rank_of[access.start] >= 0:
+        looked_at = within is None or access.storage in within
+        if looked_at and rank_of[access.start] >= 0:
             by_storage[access.storage].append(access)
     for accesses in by_storage:
         if any(access.mode != "read" for access in accesses):
             accesses.sort(key=lambda access: rank_of[access.start])
             _look_through(order, report, accesses)
-    _find_own_overlaps(order, report)
+    if within is None:
+        _find_own_overlaps(order, report)
 
 
 def ordered(order: Order, one: Access, other: Access) -> bool:
@@ -79,7 +84,8 @@ def _touches_bytes(world: World, access: Access, start: int, stop: int) -> bool:
 
 def _look_through(order: Order, report: Reporter, accesses: Sequence[Access]) -> None:
     seen: set[tuple[int, int]] = set()
-    for group in _strips(accesses):
+    mixed = len({access.shape for access in accesses}) > 1
+    for group in [accesses] if mixed else _strips(accesses):
         # The last write, and what came after it; reads need not be held against reads.
         writes: list[Access] = []
         reads: list[Access] = []
@@ -89,7 +95,7 @@ def _look_through(order: Order, report: Reporter, accesses: Sequence[Access]) ->
             for earlier in writes if is_read else (*writes, *reads):
                 if _compatible(earlier, access) or not overlap(order.world, earlier, access):
                     continue
-                if access.mode == "write" and _covers(access, earlier):
+                if access.mode == "write" and _covers(access, earlier, rows=mixed):
                     covered.append(earlier)
                 if not ordered(order, earlier, access):
                     pair = (id(earlier), id(access))
@@ -105,9 +111,6 @@ def _look_through(order: Order, report: Reporter, accesses: Sequence[Access]) ->
 
 def _strips(accesses: Sequence[Access]) -> Iterator[list[Access]]:
     """Yield the accesses to each strip of rows between which none begins or ends."""
-    if len({access.shape for access in accesses}) > 1:
-        yield list(accesses)
-        return
     edges = sorted({access.row for access in accesses} | {access.row_stop for access in accesses})
     strips: list[list[Access]] = [[] for _ in edges]
     for access in accesses:
@@ -126,12 +129,13 @@ def _compatible(one: Access, other: Access) -> bool:
     return one.site == other.site and one.start == other.start  # see _find_own_overlaps
 
 
-def _covers(one: Access, other: Access) -> bool:
-    """Whether `one` has all columns of `other`, in a strip of rows that both fill."""
+def _covers(one: Access, other: Access, *, rows: bool) -> bool:
+    """Whether `one` has all columns of `other`; and, where both need not fill a strip, all rows."""
     return (
         one.shape == other.shape
         and one.column <= other.column
         and one.column_stop >= other.column_stop
+        and (not rows or (one.row <= other.row and one.row_stop >= other.row_stop))
     )
 
 
@@ -157,13 +161,15 @@ def _report(
         one, other = (read, write) if filled else (write, read)
     what = report.rectangle(one, other)
     them = "it" if what.startswith("row ") else "them"
-    first, second = report.operation(one.site), report.operation(other.site, beside=one.site)
+    first, later = report.operation(one.site), report.subject(other.site, beside=one.site)
     if one.mode == "read":
-        message = f"{_capital(second)} may overwrite {what} before {first} has read {them}."
+        message = f"{later} may overwrite {what} before {first} has read {them}."
     elif other.mode == "read":
-        message = f"{_capital(second)} may read {what} before {first} has written {them}."
+        message = f"{later} may read {what} before {first} has written {them}."
     else:
-        message = f"{_capital(first)} and {second} both write {what}, in an order that is open."
+        second = report.operation(other.site, beside=one.site)
+        both = f"{report.subject(one.site)} and {second}"
+        message = f"{both} both write {what}, in an order that is open."
     missing = f"nothing orders {report.full(one.site)} before {report.full(other.site)}"
     if one.flies and one.finish == NEVER:
         missing += ", whose stream sets no later signal to say that the data have arrived"
@@ -176,10 +182,6 @@ def _report(
         held=[event for event in (one.finish, other.finish) if event != NEVER],
         open=(one.site, other.site),
     )
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 # ---- one operation against itself ----------------------------------------------------------------
@@ -210,7 +212,7 @@ def _find_own_overlaps(order: Order, report: Reporter) -> None:
                     continue  # in place, element by element
                 report.add(
                     "race",
-                    f"{_capital(report.operation(number))} writes {report.rectangle(write, read)} "
+                    f"{report.subject(number)} writes {report.rectangle(write, read)} "
                     "while it still reads there.",
                     missing="its output must lie apart from its inputs",
                     places=(report.touched(read), report.touched(write)),

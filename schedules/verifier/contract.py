@@ -18,6 +18,9 @@ on that slot; by 2, it follows all use of the slot in these; by 1, nothing touch
 
 To have seen a put that needed the release is no turn: it says that the word of one rank was set,
 while the same signal may still be on its way to another, or to the own one.
+
+The contract is about buffers that are given back, and the flags named after them; what else a
+schedule uses is its own (`sharing`).
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from dataclasses import dataclass, field
 from stretto.schedules.language import Word
 from stretto.schedules.verifier.order import Order
 from stretto.schedules.verifier.report import Reporter
+from stretto.schedules.verifier.sharing import given_back
 from stretto.schedules.verifier.world import NEVER, Access, Site
 
 __all__ = ["find_breaches"]
@@ -70,11 +74,9 @@ class _Contract:
         """Look at every call, buffer and rank."""
         world = self.world
         kept = {
-            (number, buffer.name): buffer.slots
+            (number, name): world.programs[turn.program].buffer[name].slots
             for number, turn in enumerate(world.turns)
-            for buffer in world.programs[turn.program].buffers
-            if buffer.reuse == "release"
-            and f"{buffer.name}.released" in world.programs[turn.program].flag
+            for name in given_back(world.programs[turn.program])
         }
         if not kept:
             return
@@ -87,19 +89,17 @@ class _Contract:
     def _check_flags(self) -> None:
         """Look for flags whose words serve several slots, so that calls may mistake signals."""
         for program in self.world.programs:
-            for buffer in program.buffers:
-                if buffer.reuse != "release" or f"{buffer.name}.released" not in program.flag:
-                    continue
-                for flag in program.flags:
-                    name, _, kind = flag.name.rpartition(".")
-                    if name == buffer.name and kind != "released" and flag.slots != buffer.slots:
-                        self.report.add(
-                            "no_credit",
-                            f"Flag {flag.name!r} has {flag.slots} slots, its buffer has "
-                            f"{buffer.slots}: a call may take another's signal for its own, if "
-                            "that is another schedule's.",
-                            missing=f"{buffer.slots} slots of {flag.name!r}",
-                        )
+            for flag in program.flags:
+                name, _, kind = flag.name.rpartition(".")
+                slots = program.buffer[name].slots if name in given_back(program) else flag.slots
+                if kind != "released" and flag.slots != slots:
+                    self.report.add(
+                        "no_credit",
+                        f"Flag {flag.name!r} has {flag.slots} slots, its buffer has {slots}: a "
+                        "call may take another's signal for its own, if that is another "
+                        "schedule's.",
+                        missing=f"{slots} slots of {flag.name!r}",
+                    )
 
     # ---- who does what -----------------------------------------------------------------------
 
@@ -284,5 +284,4 @@ class _Contract:
         )
 
     def _who(self, site: int) -> str:
-        text = self.report.operation(site)
-        return text[:1].upper() + text[1:]
+        return self.report.subject(site)

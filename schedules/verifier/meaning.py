@@ -16,6 +16,7 @@ found on the way: there is no patch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from stretto.schedules.language import (
@@ -30,6 +31,7 @@ from stretto.schedules.language import (
     Reduce,
     RowOp,
 )
+from stretto.schedules.verifier.calls import Alike
 from stretto.schedules.verifier.formulas import FORMULAS
 from stretto.schedules.verifier.order import Order
 from stretto.schedules.verifier.patches import (
@@ -45,14 +47,19 @@ from stretto.schedules.verifier.patches import (
     stacked,
 )
 from stretto.schedules.verifier.report import Reporter
-from stretto.schedules.verifier.symbols import Symbols, Value
+from stretto.schedules.verifier.symbols import ONCE, Symbols, Value
 from stretto.schedules.verifier.world import BEGIN, Access, Turn
 
 __all__ = ["find_wrong_numbers"]
 
 
-def find_wrong_numbers(order: Order, report: Reporter, raced: set[int]) -> None:
+def find_wrong_numbers(
+    order: Order, report: Reporter, raced: set[int], alike: Sequence[Alike]
+) -> bool:
     """Report reads of bytes that nobody wrote, and outputs that are not what they should be.
+
+    Return whether all reads are alike where they are held against each other; always if no Program
+    says what it computes.
 
     Parameters
     ----------
@@ -60,8 +67,13 @@ def find_wrong_numbers(order: Order, report: Reporter, raced: set[int]) -> None:
         As for the others.
     raced
         Sites that take part in a race: what they read is open anyway.
+    alike
+        Turns whose reads are held against each other.
     """
-    _Meaning(order, report, raced).run()
+    meaning = _Meaning(order, report, raced)
+    meaning.run()
+    known = any(program.computes in FORMULAS for program in order.world.programs)
+    return not known or all(meaning.are_alike(*turns) for turns in alike)
 
 
 class _Meaning:
@@ -70,6 +82,10 @@ class _Meaning:
         self.symbols = Symbols()
         self.memory = Memory(self.symbols)
         self.at: dict[int, list[Access]] = {}
+        # By turn: what each of its reads found.
+        self.found: list[dict[tuple[object, ...], list[tuple[Corners, Value]]]] = [
+            {} for _ in order.world.turns
+        ]
         for access in self.world.accesses:
             self.at.setdefault(access.start, []).append(access)
 
@@ -85,6 +101,15 @@ class _Meaning:
                     self._collective(meeting)
             elif event in self.at:
                 self._perform(event, self.at[event])
+
+    def are_alike(self, turn: int, later: int, executions: int) -> bool:
+        """Whether all reads of one turn are like those of a later one."""
+        reads, others = self.found[turn], self.found[later]
+        return reads.keys() == others.keys() and all(
+            others[read]
+            == [(corners, self.symbols.later(value, executions)) for corners, value in patches]
+            for read, patches in reads.items()
+        )
 
     def _zero(self) -> None:
         """Fill what is zero before the first call."""
@@ -122,25 +147,25 @@ class _Meaning:
                 block = added([self._read(write), block], self.symbols)
             self.memory.set(write, block)
         elif isinstance(operation, (Gemm, FusedGemm)):
-            a, b, *more = blocks
-            result = product(a, b, self.symbols)
-            self.memory.set(writes[0], added([result, *more], self.symbols))
+            if len(blocks) < 2:  # without columns a and b are not read, and their product is zero
+                addends = [*blocks, _filled(writes[0], self.symbols.zero)]
+            else:
+                a, b, *more = blocks
+                addends = [product(a, b, self.symbols), *more]
+            self.memory.set(writes[0], added(addends, self.symbols))
         elif isinstance(operation, Reduce):
             self.memory.set(writes[0], added(blocks, self.symbols))
         elif isinstance(operation, Fill):
             for write in writes:
-                rows, columns = write.row_stop - write.row, write.column_stop - write.column
-                number = self.symbols.constant(operation.number)
-                self.memory.set(write, Block(rows, columns, [((0, rows, 0, columns), number)]))
+                self.memory.set(write, _filled(write, self.symbols.constant(operation.number)))
         elif isinstance(operation, RowOp):
             self._by_rows(operation.function, blocks, writes)
         elif isinstance(operation, Opaque):
             arguments = tuple((*block[:2], *sorted(block.patches)) for block in blocks)
             values = [value for block in blocks for _, value in block.patches]
             for output, write in enumerate(writes):
-                rows, columns = write.row_stop - write.row, write.column_stop - write.column
                 value = self.symbols.function(operation.function, output, arguments, values)
-                self.memory.set(write, Block(rows, columns, [((0, rows, 0, columns), value)]))
+                self.memory.set(write, _filled(write, value))
 
     def _caller(self, begins: bool, accesses: Sequence[Access]) -> None:
         for access in accesses:
@@ -151,11 +176,10 @@ class _Meaning:
             if access.mode == "read":
                 self._check_output(program, access, rank)
             elif begins and buffer.initial == "caller":
-                rows, columns = access.row_stop - access.row, access.column_stop - access.column
                 value = self._input(turn, name, rank)
                 if buffer.rows.layout == "shard":
                     value = value.moved(rank * buffer.rows.block(program.world_size), 0)
-                self.memory.set(access, Block(rows, columns, [((0, rows, 0, columns), value)]))
+                self.memory.set(access, _filled(access, value))
             elif buffer.initial == "undefined" or not begins:
                 self.memory.clear(access)
 
@@ -208,7 +232,7 @@ class _Meaning:
                             for start, end, value in pieces:
                                 seen = value.down - first + row
                                 base = seen if base is None else base
-                                place = (value.symbol, seen - base, value.right + start)
+                                place = Value(value.symbol, seen - base, value.right + start)
                                 arguments.append((start, end, place))
                                 values.append(value)
                     arguments.append("next")
@@ -221,6 +245,7 @@ class _Meaning:
 
     def _read(self, access: Access) -> Block:
         block = self.memory.get(access)
+        self._note(access, block)
         area = sum((one[1] - one[0]) * (one[3] - one[2]) for one, _ in block.patches)
         if area == block.rows * block.columns:
             return block
@@ -234,27 +259,24 @@ class _Meaning:
             block.rows, block.columns, [*block.patches, *((one, unknown) for one in missing)]
         )
 
+    def _note(self, access: Access, block: Block) -> None:
+        """Note what an operation finds, under what is the same in every call."""
+        site = self.world.sites[access.site]
+        if site.operation is not None:
+            (_, name), owner, _ = self.world.storages[access.storage]
+            place = access.start - self.world.first[access.site]
+            read = (site.rank, site.position, place, name, owner, access.row, access.column)
+            self.found[site.turn][read] = sorted(block.patches)
+
     def _report_unwritten(self, access: Access, missing: Corners) -> None:
         report = self.report
-        hole = Access(
-            "read",
-            access.storage,
-            access.shape,
-            access.row + missing[0],
-            access.row + missing[1],
-            access.column + missing[2],
-            access.column + missing[3],
-            access.start,
-            access.finish,
-            access.site,
-        )
-        text = report.operation(access.site)
+        hole = _part(access, missing)
+        text = report.subject(access.site)
         if self.world.sites[access.site].operation is None:
             text += " who"
         report.add(
             "unwritten",
-            f"{text[:1].upper() + text[1:]} reads {report.rectangle(hole)}, which nobody has "
-            "written.",
+            f"{text} reads {report.rectangle(hole)}, which nobody has written.",
             missing="a write of these bytes, ordered before the read",
             places=(report.touched(hole),),
             goals=(access.start,),
@@ -264,7 +286,7 @@ class _Meaning:
     def _input(self, turn: Turn, name: str, rank: int) -> Value:
         """Return what the caller gave for an execution, or before the first one."""
         buffer = self.world.programs[turn.program].buffer[name]
-        execution = turn.execution if buffer.reuse == "caller_stream" else -1
+        execution = turn.execution if buffer.reuse == "caller_stream" else ONCE
         whose = None if buffer.rows.layout == "shard" else rank
         return self.symbols.input(name, execution, whose)
 
@@ -285,18 +307,7 @@ class _Meaning:
         for (row, row_stop, column, column_stop), value in joined(block.patches):
             if value != expected.value:
                 rows = row_stop - row
-                here = Access(
-                    "read",
-                    access.storage,
-                    access.shape,
-                    row,
-                    row_stop,
-                    column,
-                    column_stop,
-                    access.start,
-                    access.finish,
-                    access.site,
-                )
+                here = _part(access, (row, row_stop, column, column_stop))
                 self.report.add(
                     "wrong_result",
                     f"After call {self.world.call_of(access.site)} of {program.name} there are "
@@ -309,3 +320,21 @@ class _Meaning:
                     open=(access.site,),
                 )
                 return
+
+
+def _filled(access: Access, value: Value) -> Block:
+    """Return a block of one value in the size of the rectangle."""
+    rows, columns = access.row_stop - access.row, access.column_stop - access.column
+    return Block(rows, columns, [((0, rows, 0, columns), value)])
+
+
+def _part(access: Access, corners: Corners) -> Access:
+    """Return a part of a rectangle, given from its own corner."""
+    row, row_stop, column, column_stop = corners
+    return replace(
+        access,
+        row=access.row + row,
+        row_stop=access.row + row_stop,
+        column=access.column + column,
+        column_stop=access.column + column_stop,
+    )

@@ -94,7 +94,12 @@ class Memory:
 
     def _cut(self, held: dict[Corners, Value], where: Corners) -> None:
         """Take a rectangle out of the patches."""
-        for corners in [one for one in held if _common(one, where) is not None]:
+        row, row_stop, column, column_stop = where
+        for corners in [
+            one
+            for one in held
+            if one[0] < row_stop and row < one[1] and one[2] < column_stop and column < one[3]
+        ]:
             value = held.pop(corners)
             for rest in outside(corners, where):
                 held[rest] = value

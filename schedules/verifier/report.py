@@ -112,6 +112,11 @@ class Reporter:
             return f"rank {found.rank}'s caller, {when} call {call},"
         return f"rank {found.rank}'s {found.name}{where}"
 
+    def subject(self, site: int, *, beside: int | None = None) -> str:
+        """Return the same as it stands at the beginning of a sentence."""
+        text = self.operation(site, beside=beside)
+        return text[:1].upper() + text[1:]
+
     def full(self, site: int) -> str:
         """Return "gemm1 (rank 2, stream compute, call 0)"."""
         found = self.world.sites[site]

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple
 
-__all__ = ["Symbols", "Value"]
+__all__ = ["ONCE", "Symbols", "Value"]
+
+ONCE = -1
+"""In place of an execution: given before the first one, for all."""
 
 
 class Value(NamedTuple):
@@ -30,10 +33,11 @@ class Symbols:
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}
         self._forms: list[tuple[Any, ...]] = []
+        self._later: dict[tuple[int, int], Value] = {}
         self.zero = Value(self._number(("zero",)))
 
     def input(self, name: str, execution: int, rank: int | None) -> Value:
-        """Return what the caller gave: to all ranks together (by global row), or to one."""
+        """Return what the caller gave for an execution: to all ranks (by global row), or to one."""
         return Value(self._number(("input", name, execution, rank)))
 
     def constant(self, number: float) -> Value:
@@ -68,7 +72,7 @@ class Symbols:
         for value in (a, b):
             if self.is_unknown(value):
                 return value
-        if self.zero.symbol in (a.symbol, b.symbol):
+        if length == 0 or self.zero.symbol in (a.symbol, b.symbol):
             return self.zero
         form = ("dot", a.symbol, start + a.right, b.symbol, start + b.right, length)
         return Value(self._number(form), a.down, b.down)
@@ -91,6 +95,13 @@ class Symbols:
         down, right = placed[0][1:] if placed else (0, 0)
         form = ("sum", tuple(self.moved(term, -down, -right) for term in terms))
         return Value(self._number(form), down, right)
+
+    def later(self, value: Value, executions: int) -> Value:
+        """Return what stands in the place of `value` so many executions later."""
+        key = (value.symbol, executions)
+        if key not in self._later:
+            self._later[key] = self._made_later(value.symbol, executions)
+        return self.moved(self._later[key], value.down, value.right)
 
     def text(self, value: Value, rows: int, *, columns: bool = False) -> str:
         """Say in words what `rows` rows of a value are (or, with `columns`, all its rows)."""
@@ -117,6 +128,29 @@ class Symbols:
             case ("unknown", _):
                 return "bytes nobody wrote"
         return "zeros"
+
+    def _made_later(self, symbol: int, executions: int) -> Value:
+        match self._forms[symbol]:
+            case ("input", name, execution, rank) if execution != ONCE:
+                return self.input(name, execution + executions, rank)
+            case ("dot", a, start, b, other, length):
+                left, right = Value(a, 0, start), Value(b, 0, other)
+                return self.dot(
+                    self.later(left, executions), self.later(right, executions), 0, length
+                )
+            case ("sum", terms):
+                return self.sum(self.later(term, executions) for term in terms)
+            case ("function", name, output, arguments):
+                moved = self._all_later(arguments, executions)
+                return Value(self._number(("function", name, output, moved)))
+        return Value(symbol)
+
+    def _all_later(self, arguments: Any, executions: int) -> Any:
+        if isinstance(arguments, Value):
+            return self.later(arguments, executions)
+        if isinstance(arguments, tuple):
+            return tuple(self._all_later(one, executions) for one in arguments)
+        return arguments
 
     def _joined(self, terms: list[Value]) -> list[Value]:
         """Join dot products over adjoining parts of k."""

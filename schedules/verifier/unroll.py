@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stretto.schedules.language import Buffer, Collective, FusedGemm, Program, View
-from stretto.schedules.verifier.agreement import disagreements
+from stretto.schedules.verifier.collectives import disagreements
 from stretto.schedules.verifier.lines import Line, Lines, Part, Touch, wired
 from stretto.schedules.verifier.world import (
     BEGIN,
@@ -308,5 +308,3 @@ class _Unrolling:
         )
         self.world.accesses.append(made)
         return made
-
-    # ---- names to numbers, once a rank -------------------------------------------------------

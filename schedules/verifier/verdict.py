@@ -44,8 +44,8 @@ it.  ``ambiguous_counter``: more adds may precede a wait than its threshold coun
 ``collective_mismatch``: ranks do not issue the same collectives.  ``unawaited``: nobody waits for a
 signal.  ``hardware_queue``: safe with a queue for every stream, stuck on fewer.  ``residency``: a
 kernel that waits holds what its releaser needs.  ``uneven_values``: a flag's values grow unevenly,
-so that the proof covers the calls that were looked at.  ``record``: a Timeline contradicts its
-Program.
+or memory lives on, so that the proof covers the calls that were looked at.  ``record``: a Timeline
+contradicts its Program.
 """
 
 
@@ -146,6 +146,9 @@ class Verdict:
         How many calls were looked at, and how many operations that makes over all ranks.
     alone
         Whether nobody else was assumed to use the workspace.
+    unshared
+        If others were: symmetric buffers and flags that they must not use, since nobody gives them
+        back.
     findings
         Errors first.
     counterexample
@@ -164,6 +167,7 @@ class Verdict:
     calls: int
     operations: int
     alone: bool
+    unshared: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     counterexample: Timeline | None = None
     redundant: tuple[Redundant, ...] | None = None

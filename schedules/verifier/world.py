@@ -255,6 +255,10 @@ class World:
         """Number of ranks."""
         return self.programs[0].world_size
 
+    def turn_of(self, event: int) -> Turn:
+        """Return the call that an event belongs to."""
+        return self.turns[self.sites[self.site[event]].turn]
+
     def program_of(self, site: int) -> Program:
         """Return the Program that a site belongs to."""
         return self.programs[self.turns[self.sites[site].turn].program]

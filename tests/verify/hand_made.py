@@ -9,6 +9,7 @@ from stretto.schedules.language import (
     Body,
     Buffer,
     Capabilities,
+    Copy,
     Extent,
     Fixed,
     Flag,
@@ -17,8 +18,10 @@ from stretto.schedules.language import (
     Peer,
     Phase,
     Program,
+    Put,
     Schedule,
     View,
+    Wait,
 )
 from stretto.schedules.verifier import Finding, Verdict, verify
 
@@ -69,6 +72,26 @@ def rows(buffer: str, start: int = 0, stop: int = 4, *, on: int = 0) -> View:
 
 def word(flag: str = "epoch", index: int = 0, *, on: int = 0) -> FlagRef:
     return FlagRef(flag, index, Peer(on))
+
+
+def put(id: str = "put0", *, stream: str = "send", **changes: object) -> Put:
+    fields = {
+        "source": rows("x", 0, 2),
+        "destination": rows("g", 0, 2, on=1),
+        "signal": word(on=1),
+        **changes,
+    }
+    return Put(id=id, stream=stream, **fields)  # type: ignore[arg-type]
+
+
+def wait(id: str = "wait0", *, stream: str = "receive", **changes: object) -> Wait:
+    fields = {"words": (word(),), **changes}
+    return Wait(id=id, stream=stream, **fields)  # type: ignore[arg-type]
+
+
+def copy(id: str = "copy0", *, stream: str = "compute", **changes: object) -> Copy:
+    fields = {"source": rows("g", 0, 2), "destination": rows("y", 0, 2), **changes}
+    return Copy(id=id, stream=stream, **fields)  # type: ignore[arg-type]
 
 
 def found(program: Program | list[Program], kind: str, **options: object) -> Finding:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 import pytest
-from hand_made import CAPABILITIES, VARIANTS, build
+from hand_made import CAPABILITIES, VARIANTS, build, made
 
 from stretto.schedules import verified
-from stretto.schedules.language import InvalidInput, Program, Unsafe
+from stretto.schedules.language import Buffer, Extent, Fill, InvalidInput, Program, Unsafe, View
 from stretto.schedules.published_ring import PublishedRing
 from stretto.schedules.verifier.admission import _ShapeClass, _verdict
 from stretto.schedules.verifier.mutants import mutants
@@ -54,6 +54,18 @@ def test_sizes_of_one_class_are_verified_once() -> None:
     verified(sized("ring", 8, 9))  # some are empty
     verified(sized("eager", 8, 8192))
     assert _verdict.cache_info().misses == 4
+
+
+def test_what_is_empty_says_nothing_about_what_is_not() -> None:
+    def sized_by_hand(m: int, columns: int) -> Program:
+        g = Buffer("g", "workspace", "fp32", Extent(m, "padded"), Extent(columns), "symmetric")
+        fills = [Fill(id=id, stream=id, destination=View("g")) for id in ("one", "other")]
+        return made(*fills, buffers=(g,), flags=())
+
+    for empty in (sized_by_hand(0, 2), sized_by_hand(4, 0)):
+        verified(empty, alone=True)
+        with pytest.raises(Unsafe):
+            verified(sized_by_hand(4, 2), alone=True)
 
 
 def test_what_names_rows_by_number_is_a_class_of_its_own() -> None:

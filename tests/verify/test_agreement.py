@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_programs import programs
 
-from stretto.schedules.language import Program, ProgramError
+from stretto.schedules.language import Body, Epoch, Fill, Program, ProgramError, View, Wait
 from stretto.schedules.published_ring import PublishedRing, PublishedRingThenAllReduce
 from stretto.schedules.verifier import verify
 from stretto.schedules.verifier.explorer import explore
@@ -128,3 +128,46 @@ def test_the_explorer_says_when_it_gives_up() -> None:
     exploration = explore([build("eager", 3, 3)] * 3, limit=100)
     assert not exploration.complete
     assert exploration.states >= 100
+
+
+@settings(max_examples=300, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_what_is_safe_in_turn_with_others_is(data: st.DataObject) -> None:
+    """Calls of another schedule, which has nothing to do with it, make no difference."""
+    try:
+        program = data.draw(programs(most=3))
+    except ProgramError:
+        return
+    early = [
+        replace(one, value=Epoch(1, one.value.offset - data.draw(st.integers(0, 2))))
+        if isinstance(one, Wait) and one.words[0].flag == "e"
+        else one
+        for one in program.phases[0].bodies[0].operations
+    ]
+    bodies = (Body(tuple(early)), *program.phases[0].bodies[1:])
+    program = replace(program, phases=(replace(program.phases[0], bodies=bodies),))
+    if not verify(program, alone=True).safe:
+        return
+    fill = Fill(id="fill", stream="compute", destination=View("s"))
+    phase = replace(program.phases[0], bodies=(Body((fill,)),), body_of=())
+    silent = replace(program, name="silent", phases=(phase,))
+    # Not at once, so that no wait passes by what a flag holds at first.
+    found = [
+        problems([*[silent] * 3, program, *[silent] * between, program], limit=5_000)
+        for between in range(3)
+    ]
+    if any(one is None for one in found):
+        return
+    harmed = any(theirs for _, theirs in filter(None, found))
+    turns[verify(program).safe, harmed] += 1
+    assert verify(program).safe is not harmed, verify(program).errors
+
+
+turns: Counter[tuple[bool, bool]] = Counter()
+
+
+def test_programs_were_harmed_by_others_and_were_not() -> None:
+    if not turns:
+        pytest.skip("runs after the test before it, in the same process")
+    assert turns[True, False] > 10
+    assert turns[False, True] > 0

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from hand_made import BUFFERS, FLAGS, build, found, kinds, made, rows, word
+from hand_made import BUFFERS, build, copy, found, kinds, made, put, rows, wait, word
 
 from stretto.schedules.language import (
     Block,
@@ -20,13 +20,14 @@ from stretto.schedules.language import (
     Extent,
     Fill,
     Fixed,
-    Flag,
     FlagRef,
     Gate,
     GatherGemm,
     Gemm,
     Opaque,
+    Operation,
     Peer,
+    Program,
     Put,
     Reduce,
     RowOp,
@@ -34,31 +35,10 @@ from stretto.schedules.language import (
     TileGroup,
     Tiling,
     View,
-    Wait,
 )
 from stretto.schedules.verifier import verify
 
 ONE = Epoch(0, 1)
-
-
-def put(id: str = "put0", *, stream: str = "send", **changes: object) -> Put:
-    fields = {
-        "source": rows("x", 0, 2),
-        "destination": rows("g", 0, 2, on=1),
-        "signal": word(on=1),
-        **changes,
-    }
-    return Put(id=id, stream=stream, **fields)  # type: ignore[arg-type]
-
-
-def wait(id: str = "wait0", *, stream: str = "receive", **changes: object) -> Wait:
-    fields = {"words": (word(),), **changes}
-    return Wait(id=id, stream=stream, **fields)  # type: ignore[arg-type]
-
-
-def copy(id: str = "copy0", *, stream: str = "compute", **changes: object) -> Copy:
-    fields = {"source": rows("g", 0, 2), "destination": rows("y", 0, 2), **changes}
-    return Copy(id=id, stream=stream, **fields)  # type: ignore[arg-type]
 
 
 # ---- races ---------------------------------------------------------------------------------------
@@ -90,6 +70,25 @@ def test_the_same_rows_are_overwritten_by_the_next_call() -> None:
         "of call 0 has read them."
     )
     assert [place.call for place in finding.places] == [0, 1]
+
+
+def test_one_buffer_in_two_shapes() -> None:
+    """What one Program writes first need not be what the other one meets."""
+
+    def shaped(columns: int, *operations: Operation) -> Program:
+        g = Buffer("g", "workspace", "fp32", Extent(4), Extent(columns), "symmetric")
+        return replace(made(*operations, tp=1, buffers=(g,), flags=()), caller_stream="main")
+
+    def filled(id: str, start: int, stop: int, stream: str = "main", after: str = "") -> Fill:
+        edges = (after,) if after else ()
+        return Fill(id=id, stream=stream, destination=rows("g", start, stop), after=edges)
+
+    first = shaped(2, filled("all", 0, 4, stream="side"), filled("one", 0, 1, after="all"))
+    # Rows of twice the bytes: row 1 here is rows 2 and 3 there.
+    late = shaped(4, filled("late", 1, 2, stream="other"))
+    finding = found([first, late], "reuse", alone=True, calls=1)
+    assert [place.operation for place in finding.places] == ["all", "late"]
+    assert verify([first, shaped(4, filled("same", 0, 1))], alone=True, calls=1).safe
 
 
 def test_two_ranks_write_the_same_rows() -> None:
@@ -235,6 +234,17 @@ def test_an_input_is_read_after_the_caller_may_have_changed_it() -> None:
     assert "unwritten" in kinds(verify(late))
 
 
+def test_a_product_over_no_columns_is_zero() -> None:
+    buffers = (
+        Buffer("x", "input", "fp32", Extent(4, "shard"), Extent(0), initial="caller"),
+        Buffer("w", "weight", "fp32", Extent(2), Extent(0), initial="caller", reuse="never"),
+        Buffer("y", "output", "fp32", Extent(4), Extent(2)),
+    )
+    gemm = Gemm(id="gemm0", stream="compute", a=View("x"), b=View("w"), out=View("y"))
+    product = made(gemm, tp=1, buffers=buffers, flags=())
+    assert verify(replace(product, computes="all_gather_gemm")).findings == ()
+
+
 def test_a_wrong_result_is_told_in_rows() -> None:
     program = build("unfused", 2, 4)
     (phase,) = program.phases
@@ -378,7 +388,11 @@ def test_a_counter_whose_threshold_is_not_all_adds() -> None:
     assert kinds(verify(made(add, more, both))) == {"ambiguous_counter"}
     back = Signal(id="back", stream="receive", words=(word(index=1, on=1),))
     credit = wait("credit", stream="send", words=(word(index=1),), value=Epoch(1, 0))
-    assert verify(made(credit, add, more, both, back)).safe
+    counted = made(credit, add, more, both, back)
+    assert verify(counted, alone=True).safe
+    # Calls of others add nothing, and still count.
+    finding = found(counted, "deadlock")
+    assert finding.message.startswith("With other schedules called before it: 2 operations wait")
 
 
 def test_a_mailbox_that_two_fill() -> None:
@@ -432,31 +446,6 @@ def test_an_epoch_that_nobody_awaits_is_advice() -> None:
     (advice,) = verdict.advice
     assert advice.kind == "unawaited"
     assert advice.message.startswith("2 of 2 words that signal0 signals are awaited by nobody")
-
-
-def test_values_that_grow_unevenly() -> None:
-    """The first calls look safe: it takes some until a wait passes by an old signal."""
-    sent, seen = put(value=Epoch(2, 1)), wait(value=Epoch(1, 1))
-    back = Signal(id="back", stream="compute", words=(word(index=1, on=1),), after=("copy0",))
-    credit = wait("credit", stream="send", words=(word(index=1),), value=Epoch(1, 0))
-    uneven = made(credit, sent, seen, copy(after=("wait0",)), back)
-    assert kinds(verify(uneven, alone=True)) & {"race", "reuse"}
-    even = made(credit, put(), seen, copy(after=("wait0",)), back)
-    assert verify(even, alone=True).safe
-    assert not verify(even, alone=True).advice
-
-
-def test_an_initial_value_that_lets_the_first_calls_pass() -> None:
-    """A wait of 1000 calls' credit looks right for the first calls, and hangs in the 1001st."""
-    flags = (Flag("epoch", count=2, initial=1000), *FLAGS[1:])
-    nobody = made(wait(), flags=flags)
-    assert "deadlock" in kinds(verify(nobody))
-    late = found(nobody, "deadlock")
-    assert all(place.call > 1000 for place in late.places)
-    signalled = made(Signal(id="signal0", stream="send", words=(word(on=1),)), wait(), flags=flags)
-    verdict = verify(signalled)
-    assert verdict.safe
-    assert [advice.kind for advice in verdict.advice] == ["uneven_values"]
 
 
 # ---- the device ----------------------------------------------------------------------------------

@@ -222,6 +222,8 @@ def _heading(programs: Sequence[Program]) -> str:
 def _summary(verdict: Verdict, recorded: tuple[Finding, ...] | None) -> list[tuple[str, str]]:
     errors = len(verdict.errors)
     kept = "back to back, by itself" if verdict.alone else "back to back, or in turn with others"
+    if verdict.unshared:
+        kept += f" that do not use {', '.join(map(repr, verdict.unshared))}"
     pairs = [
         ("verdict", "safe" if verdict.safe else f"NOT SAFE: {errors} error{'s' * (errors > 1)}"),
         ("holds for", f"any number of calls, {kept}" if verdict.safe else "-"),

@@ -1,4 +1,4 @@
-"""Whether all ranks issue the same collectives in a call."""
+"""Whether all ranks issue the same collectives in a call, in one order."""
 
 from __future__ import annotations
 
@@ -6,11 +6,47 @@ from collections.abc import Iterator, Sequence
 
 from stretto.schedules.language import Collective
 from stretto.schedules.verifier.lines import Line
+from stretto.schedules.verifier.order import Order
+from stretto.schedules.verifier.report import Reporter
+from stretto.schedules.verifier.world import World
 
-__all__ = ["disagreements"]
+__all__ = ["disagreements", "find_mismatches", "find_open_collectives"]
 
 Issue = tuple[str, str, str, int, int]
 """What ranks must agree on: kind, buffers, and columns of either."""
+
+
+def find_mismatches(world: World, report: Reporter) -> None:
+    """Report collectives in which ranks do not do the same."""
+    for turn, rank, what in world.unequal:
+        report.add(
+            "collective_mismatch",
+            f"Rank {rank}, call {world.turns[turn].call}: {what}.",
+            missing="all ranks must issue the same collectives in one order",
+        )
+
+
+def find_open_collectives(order: Order, report: Reporter) -> None:
+    """Advise on two collectives of a rank that its streams may come to in either order."""
+    world = order.world
+    last: dict[int, int] = {}
+    for site, found in enumerate(world.sites):
+        if world.last[site] not in world.meeting_of:
+            continue
+        earlier = last.get(found.rank)
+        last[found.rank] = site
+        if earlier is not None and not order.before(world.last[earlier], world.first[site]):
+            report.add(
+                "collective_mismatch",
+                f"{report.full(earlier)} and {report.full(site)} are collectives in an order that "
+                "is open: a library that takes them as streams come to them may mix them up.",
+                missing=f"nothing orders {report.full(earlier)} before {report.full(site)}",
+                places=(report.place(earlier), report.place(site)),
+                severity="advice",
+            )
+
+
+# ---- what ranks issue, call by call --------------------------------------------------------------
 
 
 def disagreements(lines: Sequence[Sequence[Line]]) -> Iterator[tuple[int, str]]:
