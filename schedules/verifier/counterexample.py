@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from stretto.schedules.language import FlagEvent, Put, Span, Timeline
-from stretto.schedules.verifier.order import Order, Run, play
+from stretto.schedules.verifier.order import Order
+from stretto.schedules.verifier.play import Run, play
 from stretto.schedules.verifier.report import Draft
 from stretto.schedules.verifier.world import World
 

@@ -12,7 +12,7 @@ from stretto.schedules.verifier.conflicts import find_races
 from stretto.schedules.verifier.contract import find_breaches
 from stretto.schedules.verifier.lost import find_lost_signals
 from stretto.schedules.verifier.meaning import find_wrong_numbers
-from stretto.schedules.verifier.order import Order, order_of
+from stretto.schedules.verifier.order import Order
 from stretto.schedules.verifier.progress import (
     find_deadlock,
     find_queue_deadlock,
@@ -130,7 +130,7 @@ def _calls_apart(window: Window, conditions: Conditions) -> Examination | None:
         turns = window.apart(2 if owned else 1, offset)
         world = granted(_unrolled(window, turns, conditions))
         report = Reporter(world)
-        order = order_of(world, world.flags.initial)
+        order = Order(world, world.flags.initial)
         find_deadlock(order, report, opening="With other schedules called before it: ")
         if owned:
             find_races(order, report, within=own_storages(world))
@@ -149,7 +149,7 @@ def _look(
     """Run all checks."""
     report = Reporter(world)
     find_mismatches(world, report)
-    order = order_of(world, levels)
+    order = Order(world, levels)
     found = Examination(order, report)
     if report.drafts:
         return found

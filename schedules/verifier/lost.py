@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from stretto.schedules.verifier.order import Order, play
+from stretto.schedules.verifier.order import Order
+from stretto.schedules.verifier.play import play
 from stretto.schedules.verifier.report import Reporter
 
 __all__ = ["find_lost_signals"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stretto.schedules.verifier.order import Blocked, Order, Run, play
+from stretto.schedules.verifier.order import Order
+from stretto.schedules.verifier.play import Blocked, Run, play
 from stretto.schedules.verifier.report import Reporter
 from stretto.schedules.verifier.verdict import Kind, Place, Severity
 from stretto.schedules.verifier.world import World
@@ -85,7 +86,7 @@ def _report_stuck(
     if closed:
         message = f"{len(chain)} operations wait for each other: {'; '.join(steps)}."
         if len(chain) == 1:
-            message = f"An operation waits for itself: {steps[0]}."
+            message = f"An operation waits for what only comes after it: {steps[0]}."
     else:
         message = f"It waits for ever: {'; '.join(steps)}, which no call up to this one does."
     report.add(

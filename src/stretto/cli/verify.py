@@ -44,9 +44,7 @@ from stretto.schedules.language import (
 )
 from stretto.schedules.verifier import Finding, Place
 
-__all__ = ["EVERYTHING"]
-
-EVERYTHING = Capabilities("any", ALL_VERBS, ALL_COLLECTIVES, signal_orders_puts=True)
+_EVERYTHING = Capabilities("any", ALL_VERBS, ALL_COLLECTIVES, signal_orders_puts=True)
 """Of no transport in particular."""
 
 _MOST_REDUNDANT = 20_000
@@ -153,7 +151,7 @@ def _programs(
     capabilities = _capabilities(transport, machine, request.variant)
     if isinstance(found, Program):
         if transport is None and machine is None:
-            capabilities = replace(EVERYTHING, transport=found.transport)
+            capabilities = replace(_EVERYTHING, transport=found.transport)
     else:
         request = _sized(request)
     programs = [opt.build_program(request, capabilities)]
@@ -178,7 +176,7 @@ def _capabilities(transport: str | None, machine: str | None, variant: str | Non
         from stretto.transports import load_transport
 
         return load_transport(transport).offered()
-    return EVERYTHING
+    return _EVERYTHING
 
 
 def _sized(request: opt.Request) -> opt.Request:
