@@ -4,8 +4,22 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
-__all__ = ["describe_devices"]
+__all__ = ["describe_devices", "driver_version", "gpu_condition"]
+
+_THROTTLE_REASONS = {
+    0x1: "idle",
+    0x2: "application clocks",
+    0x4: "software power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+    0x100: "display clocks",
+}
+"""Bits of ``nvmlDeviceGetCurrentClocksThrottleReasons``."""
 
 
 def describe_devices() -> dict[str, str]:
@@ -50,20 +64,67 @@ def _amd() -> str:
     return f"{len(found)} found" if found else "none found"
 
 
+def driver_version() -> str:
+    """Return the version of NVIDIA's driver, or why it is not known."""
+    try:
+        import pynvml
+    except ImportError:
+        return "unknown (nvidia-ml-py is not installed)"
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return f"unknown ({error})"
+    try:
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError as error:
+        return f"unknown ({error})"
+    finally:
+        pynvml.nvmlShutdown()
+
+
 def gpu_condition(index: int) -> dict[str, object]:
-    """Return an NVIDIA GPU's SM clock, temperature, power and throttle reasons; read only."""
+    """Return an NVIDIA GPU's SM clock, temperature, power and throttle reasons; only read.
+
+    Parameters
+    ----------
+    index
+        As CUDA counts (``CUDA_VISIBLE_DEVICES`` is honoured).
+
+    Returns
+    -------
+    dict
+        ``sm_mhz``, ``celsius``, ``watts``, ``throttle_reasons`` (the bits) and ``throttled_by``
+        (their names); ``unknown`` says why there is nothing.
+    """
     try:
         import pynvml
     except ImportError:
         return {"unknown": "nvidia-ml-py is not installed"}
-    pynvml.nvmlInit()
     try:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return {"unknown": str(error)}
+    try:
+        handle = _handle(pynvml, index)
+        reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
         return {
             "sm_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
             "celsius": pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
             "watts": pynvml.nvmlDeviceGetPowerUsage(handle) / 1000.0,
-            "throttle_reasons": pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+            "throttle_reasons": reasons,
+            "throttled_by": [name for bit, name in _THROTTLE_REASONS.items() if reasons & bit],
         }
+    except pynvml.NVMLError as error:
+        return {"unknown": str(error)}
     finally:
         pynvml.nvmlShutdown()
+
+
+def _handle(pynvml: Any, index: int) -> Any:
+    """Return NVML's handle of a GPU that CUDA counts as `index`."""
+    visible = [one.strip() for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    if index < len(visible) and visible[index]:
+        if not visible[index].isdigit():
+            return pynvml.nvmlDeviceGetHandleByUUID(visible[index])
+        index = int(visible[index])
+    return pynvml.nvmlDeviceGetHandleByIndex(index)

@@ -8,6 +8,7 @@ from datetime import date
 from importlib.metadata import version
 from typing import Any, Literal
 
+from stretto.runtime.calibration.figures import growing
 from stretto.runtime.calibration.probes import HostPlan, RankFigures, Shape, measure_rank, medians
 from stretto.runtime.executors.cpu import host_cores
 from stretto.runtime.launcher import Rank, launch
@@ -135,7 +136,7 @@ def _profile(plan: HostPlan, figures: Sequence[RankFigures], name: str) -> Profi
     gemms = medians([one.gemms for one in figures])
     rates = [2.0 * m * n * k / (us * 1e6) for (m, n, k), us in gemms]
     copy_rate = sum(one.copy_gb_per_s for one in figures) / len(figures)
-    puts = _growing(medians([one.puts for one in figures]))
+    puts = growing(medians([one.puts for one in figures]))
     put_rate = max(size / (us * 1e3) for size, us in puts) if puts else copy_rate
     signal = sum(one.signal_us for one in figures) / len(figures)
     round_trip = figures[0].round_trip_us
@@ -218,9 +219,7 @@ def _transports(
     if len(gathers) >= 2:
         curves = {
             "all_gather": {
-                plan.world_size: Curve(
-                    points=tuple(_growing(gathers)), origin=origin, source=source
-                )
+                plan.world_size: Curve(points=tuple(growing(gathers)), origin=origin, source=source)
             }
         }
     none = Quantity(value=0.0, origin="derived", source="cores are shared explicitly instead")
@@ -241,12 +240,3 @@ def _transports(
             ),
         )
     }
-
-
-def _growing(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Return points by size with times that do not fall (noise among the small ones)."""
-    highest, out = 0.0, []
-    for size, us in sorted(points):
-        highest = max(highest, us)
-        out.append((size, highest))
-    return out
