@@ -29,10 +29,14 @@ def _lazily(module: str, cls: str) -> Loader:
 TRANSPORTS: Mapping[str, Loader] = MappingProxyType(
     {
         "copy_engine": _lazily("stretto.transports.copy_engine", "CopyEngineTransport"),
+        "rccl": _lazily("stretto.transports.rccl", "RcclTransport"),
         "shared_memory": _lazily("stretto.transports.shared_memory", "SharedMemoryTransport"),
     }
 )
 """Every backend: its name, and what imports it."""
+
+OTHER_NAMES: Mapping[str, str] = MappingProxyType({"nccl": "rccl"})
+"""What backends are called besides: one file serves whichever library torch was built with."""
 
 
 def load_transport(name: str) -> type[Transport]:
@@ -45,7 +49,7 @@ def load_transport(name: str) -> type[Transport]:
     Unavailable
         If something that it imports is not installed.
     """
-    loader = TRANSPORTS.get(name)
+    loader = TRANSPORTS.get(OTHER_NAMES.get(name, name))
     if loader is None:
         raise UnknownName("transport", name, list(TRANSPORTS))
     try:

@@ -27,7 +27,16 @@ from stretto.transports.interface import (
     WorkspaceLayout,
 )
 
-__all__ = ["Case", "Harness", "MakeTransport", "RankContext", "expect", "play"]
+__all__ = [
+    "Case",
+    "Harness",
+    "MakeTransport",
+    "RankContext",
+    "expect",
+    "has_flags",
+    "maps_peers",
+    "play",
+]
 
 _POLL_S = 0.002
 
@@ -78,6 +87,8 @@ class Case:
         That it makes sense with.
     kills
         Whether the last rank dies in it.
+    maps_peers
+        Whether it needs other ranks' memory at an address of its own.
     """
 
     check: Callable[[RankContext], None]
@@ -85,6 +96,7 @@ class Case:
     kind: CollectiveKind | None = None
     least_ranks: int = 1
     kills: bool = False
+    maps_peers: bool = False
 
     @property
     def name(self) -> str:
@@ -99,7 +111,19 @@ class Case:
             lacking = capabilities.lacks(verb, self.kind)
             if lacking is not None:
                 return lacking
+        if self.maps_peers and not maps_peers(capabilities):
+            return f"transport {capabilities.transport!r} maps no memory of other ranks"
         return None
+
+
+def maps_peers(capabilities: Capabilities) -> bool:
+    """Whether a transport's workspaces have addresses for the memory of other ranks."""
+    return capabilities.lacks("put") is None or bool(capabilities.kernel_access)
+
+
+def has_flags(capabilities: Capabilities) -> bool:
+    """Whether a transport's workspaces can hold flags."""
+    return capabilities.lacks("signal") is None
 
 
 @dataclass
@@ -120,6 +144,12 @@ class RankContext:
     def world_size(self) -> int:
         """Number of ranks."""
         return self.member.world_size
+
+    def reachable(self, transport: Transport) -> list[int]:
+        """Return the ranks whose memory has an address on this one."""
+        if maps_peers(transport.offered()):
+            return list(range(self.world_size))
+        return [self.rank]
 
     @property
     def following(self) -> int:

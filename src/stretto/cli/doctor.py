@@ -12,7 +12,6 @@ from stretto.cli.output import print_json, print_pairs, print_table
 
 PLANNED = {
     "nvls": "not part of this version; it can be simulated",
-    "rccl": "not part of this version; it can be simulated",
 }
 
 

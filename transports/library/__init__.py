@@ -1,0 +1,1 @@
+"""What the transport over torch.distributed's libraries is made of."""

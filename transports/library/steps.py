@@ -1,0 +1,206 @@
+"""A collective as three steps: copies, the library's call, copies.
+
+The library works on the given memory where it can: all blocks full, both sides contiguous and
+apart, and numbers of a type that is added in itself.  Otherwise rows go through staging of the
+workspace, in which every block is full.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from stretto.transports.interface import Memory
+from stretto.transports.library.shape import SUMMED_IN, Shape, span_bytes
+from stretto.transports.library.workspace import LocalWorkspace
+
+__all__ = ["Steps", "options", "prepare"]
+
+Action = Callable[[], Any]
+
+
+class Steps(NamedTuple):
+    """What a launch does; `issue` returns the library's work, or None if the stream orders it."""
+
+    before: tuple[Action, ...]
+    issue: Action
+    after: tuple[Action, ...]
+
+
+def prepare(
+    shape: Shape,
+    workspace: LocalWorkspace,
+    others: Sequence[LocalWorkspace],
+    *,
+    backend: Callable[[], Any],
+    device: Any,
+) -> Steps:
+    """Resolve everything that one collective does on one rank.
+
+    Parameters
+    ----------
+    shape
+        Checked.
+    workspace
+        Who owns the staging.
+    others
+        Whose memory source and destination may be in, `workspace` included.
+    backend
+        Returns the library's group at the time of the call.
+    device
+        The torch.device, None for the CPU.
+    """
+    bytewise = shape.kind == "all_gather"
+    source, destination = (
+        _matrix(memory, None if bytewise else shape.dtype, others, device)
+        for memory in (shape.source, shape.destination)
+    )
+    scatter = _scatter if device is not None else _scatter_of_gloo
+    make = {"all_gather": _gather, "reduce_scatter": scatter, "all_reduce": _reduce}
+    return make[shape.kind](shape, source, destination, workspace, backend)
+
+
+def options(name: str) -> Any:
+    """Return the library's options of this name: on the current stream, not one of its own."""
+    from torch.distributed import distributed_c10d
+
+    made = getattr(distributed_c10d, name)()
+    made.asyncOp = False
+    return made
+
+
+def _gather(
+    shape: Shape, source: Any, destination: Any, workspace: LocalWorkspace, backend: Action
+) -> Steps:
+    before, after = [], []
+    taken, given, columns = source, destination, source.shape[1]
+    if not _holds(source, shape.full) or shape.overlapping:
+        taken = workspace.staging(shape.full, columns, source.dtype)
+        before.append(_copy(source[: shape.own], taken[: shape.own]))
+    if not _holds(destination, shape.stored):
+        given = workspace.staging(shape.stored, columns, source.dtype)
+        after.append(_copy(given[: shape.valid], destination[: shape.valid]))
+    flat, into, how = taken.view(-1), given.view(-1), options("AllgatherOptions")
+    return Steps(tuple(before), lambda: backend()._allgather_base(into, flat, how), tuple(after))
+
+
+def _scatter(
+    shape: Shape, source: Any, destination: Any, workspace: LocalWorkspace, backend: Action
+) -> Steps:
+    wide, columns = torch_dtype(SUMMED_IN[shape.dtype]), source.shape[1]
+    before, after = [], []
+    taken, given = source, destination
+    if source.dtype != wide or not _holds(source, shape.stored) or shape.overlapping:
+        taken = workspace.staging(shape.stored, columns, wide)
+        before.append(_copy(source[: shape.valid], taken[: shape.valid]))
+    if source.dtype != wide or not _holds(destination, shape.full):
+        given = workspace.staging(shape.full, columns, wide)
+        after.append(_copy(given[: shape.own], destination[: shape.own]))
+    flat, into, how = taken.view(-1), given.view(-1), options("ReduceScatterOptions")
+    return Steps(
+        tuple(before), lambda: backend()._reduce_scatter_base(into, flat, how), tuple(after)
+    )
+
+
+def _scatter_of_gloo(
+    shape: Shape, source: Any, destination: Any, workspace: LocalWorkspace, backend: Action
+) -> Steps:
+    """Reduce everything and keep the own block.
+
+    Gloo's reduce_scatter does the same inside, but the work that it returns cannot be waited for
+    with a limit, so a lost rank would not be noticed.
+    """
+    total = workspace.staging(shape.valid, source.shape[1], torch_dtype(SUMMED_IN[shape.dtype]))
+    begin = shape.rank * shape.full
+    flat, how = total.view(-1), options("AllreduceOptions")
+    return Steps(
+        (_copy(source[: shape.valid], total),),
+        lambda: backend().allreduce([flat], how),
+        (_copy(total[begin : begin + shape.own], destination[: shape.own]),),
+    )
+
+
+def _reduce(
+    shape: Shape, source: Any, destination: Any, workspace: LocalWorkspace, backend: Action
+) -> Steps:
+    wide = torch_dtype(SUMMED_IN[shape.dtype])
+    source, destination = source[: shape.valid], destination[: shape.valid]
+    one, other = shape.source, shape.destination
+    in_place = (one.address, one.pitch_bytes) == (other.address, other.pitch_bytes)
+    before, after, given = [], [], destination
+    apart = in_place or not shape.overlapping
+    if source.dtype != wide or not destination.is_contiguous() or not apart:
+        given = workspace.staging(shape.valid, source.shape[1], wide)
+        before.append(_copy(source, given))
+        after.append(_copy(given, destination))
+    elif not in_place:
+        before.append(_copy(source, given))
+    flat, how = given.view(-1), options("AllreduceOptions")
+    return Steps(tuple(before), lambda: backend().allreduce([flat], how), tuple(after))
+
+
+def _holds(matrix: Any, rows: int) -> bool:
+    """Whether the library can work on `rows` rows of this memory as they are."""
+    return matrix.shape[0] == rows and matrix.is_contiguous()
+
+
+def _matrix(
+    memory: Memory, dtype: str | None, workspaces: Sequence[LocalWorkspace], device: Any
+) -> Any:
+    """Return memory as a matrix [rows, elements of a row]; of bytes if `dtype` is None."""
+    import torch
+
+    kind = torch.uint8 if dtype is None else torch_dtype(dtype)
+    columns = memory.row_bytes // kind.itemsize
+    span = span_bytes(memory)
+    if not span:
+        return torch.empty((memory.rows, columns), dtype=kind, device=device)
+    parts = (one.part(memory.address, span) for one in workspaces)
+    found = next((one for one in parts if one is not None), None)
+    flat = _foreign(memory.address, span, device) if found is None else found
+    pitch = memory.pitch_bytes // kind.itemsize if memory.rows > 1 else columns
+    return flat.view(kind).as_strided((memory.rows, columns), (pitch, 1))
+
+
+def _foreign(address: int, size_bytes: int, device: Any) -> Any:
+    """Return memory that someone else keeps alive as a tensor of bytes."""
+    import torch
+
+    if device is None:
+        raw = (ctypes.c_uint8 * size_bytes).from_address(address)
+        return torch.frombuffer(raw, dtype=torch.uint8)
+    return torch.as_tensor(_DeviceBytes(address, size_bytes), device=device)
+
+
+class _DeviceBytes:
+    """Device memory in the form that torch takes without copying."""
+
+    def __init__(self, address: int, size_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size_bytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+            "strides": None,
+        }
+
+
+def torch_dtype(name: str) -> Any:
+    """Return torch's dtype of a type that can be added."""
+    import torch
+
+    return {
+        "bf16": torch.bfloat16,
+        "fp16": torch.float16,
+        "fp32": torch.float32,
+        "fp64": torch.float64,
+        "int32": torch.int32,
+    }[name]
+
+
+def _copy(source: Any, destination: Any) -> Action:
+    def copy() -> None:
+        destination.copy_(source)
+
+    return copy
