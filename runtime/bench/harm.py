@@ -1,9 +1,9 @@
 """Whether a mutant does harm, shown by running its numbers.
 
 The numpy interpreter executes calls of the mutant, alone and between other schedules on the same
-workspace, under schedulers that are as nasty as the contracts of the language allow.  Wrong numbers
-or no progress in any of them is harm.  A finding of the verifier says where to look: its operations
-are held back as long as anything else can go on.
+workspace (`harm_partners`), under schedulers that are as nasty as the contracts of the language
+allow.  Wrong numbers or no progress in any of them is harm.  A finding of the verifier says where
+to look: its operations are held back as long as anything else can go on.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from stretto.runtime.bench.harm_partners import Broadcast, Neighbour, Relay, Staged, source_of
 from stretto.schedules import schedule_class
 from stretto.schedules.ag_gemm import AllGatherGemm
 from stretto.schedules.language import (
@@ -22,11 +23,8 @@ from stretto.schedules.language import (
     ALL_VERBS,
     Capabilities,
     Deadlock,
-    Extent,
     InvalidInput,
-    Peer,
     Program,
-    RankBuilder,
     Signal,
     SpanKey,
 )
@@ -47,79 +45,6 @@ CAPABILITIES = Capabilities("any", ALL_VERBS, ALL_COLLECTIVES, signal_orders_put
 """Of the transport that mutants are made for: whatever carries all verbs."""
 
 Array = npt.NDArray[np.float64]
-
-
-class Neighbour(AllGatherGemm):
-    """Every rank multiplies its neighbour's rows alone: it hears from one rank, writes to another.
-
-    Unlike in an all-gather, a rank can be any number of calls ahead of the one it writes to, which
-    makes it a good partner for showing what a missing credit or release does.
-    """
-
-    variant, computes, hops = "neighbour", "neighbour_gemm", 1
-
-    def enqueue(self, rank: RankBuilder) -> None:
-        x, w, y = rank.input("x"), rank.weight("w"), rank.output("y")
-        gathered = rank.workspace("gathered", rows=self.m, columns=self.k)
-        compute, send, receive = rank.streams("compute", "send", "receive")
-        rank.put(x[rank], to=rank + 1, into=gathered[rank + 0], on=send)
-        compute.after(rank.wait(gathered[rank - 1], on=receive))
-        rank.fill(y, on=compute)
-        rank.gemm(gathered[rank - 1], w, y[rank - 1], on=compute)
-
-
-class Relay(Neighbour):
-    """Rows go on from neighbour to neighbour once; only the forwarding stream knows when."""
-
-    variant, computes, hops = "relay", "relay_gemm", 2
-
-    def enqueue(self, rank: RankBuilder) -> None:
-        x, w, y = rank.input("x"), rank.weight("w"), rank.output("y")
-        gathered = rank.workspace("gathered", rows=self.m, columns=self.k)
-        compute, send, receive = rank.streams("compute", "send", "receive")
-        rank.put(x[rank], to=rank + 1, into=gathered[rank + 0], on=send)
-        send.after(rank.wait(gathered[rank - 1], on=receive))
-        rank.put(gathered[rank - 1], to=rank + 1, into=gathered[rank - 1], on=send)
-        compute.after(rank.wait(gathered[rank - 2], on=receive))
-        rank.fill(y, on=compute)
-        rank.gemm(gathered[rank - 2], w, y[rank - 2], on=compute)
-
-
-class Staged(Neighbour):
-    """The same as `Neighbour`, but what is sent is a copy: the caller's stream waits for no put."""
-
-    variant = "staged"
-
-    def enqueue(self, rank: RankBuilder) -> None:
-        x, w, y = rank.input("x"), rank.weight("w"), rank.output("y")
-        gathered = rank.workspace("gathered", rows=self.m, columns=self.k)
-        staging = rank.scratch("staging", rows=Extent(self.m, "shard"), columns=self.k)
-        compute, send, receive = rank.streams("compute", "send", "receive")
-        rank.copy(x[rank], staging[rank], on=send)
-        rank.put(staging[rank], to=rank + 1, into=gathered[rank + 0], on=send)
-        compute.after(rank.wait(gathered[rank - 1], on=receive))
-        rank.fill(y, on=compute)
-        rank.gemm(gathered[rank - 1], w, y[rank - 1], on=compute)
-
-
-class Broadcast(Neighbour):
-    """One rank sends its rows to all others and waits for nobody."""
-
-    variant, computes = "broadcast", "broadcast_gemm"
-
-    def enqueue(self, rank: RankBuilder) -> None:
-        x, w, y = rank.input("x"), rank.weight("w"), rank.output("y")
-        gathered = rank.workspace("gathered", rows=self.m, columns=self.k)
-        compute, send, receive = rank.streams("compute", "send", "receive")
-        root = Peer(self.world_size - 1, absolute=True)
-        rank.fill(y, on=compute)
-        if rank.index == root.offset:
-            for step in rank.steps():
-                rank.put(x[rank], to=rank + step, into=gathered[root], on=send)
-            rank.gemm(x[rank], w, y[root], on=compute)
-        else:
-            compute.after(rank.wait(gathered[root], on=receive))
-            rank.gemm(gathered[root], w, y[root], on=compute)
 
 
 class Harm(NamedTuple):
@@ -345,10 +270,7 @@ class Judge:
         x, w = np.concatenate(list(blocks)), self._weights[rank]
         if program.computes == "all_gather_gemm":
             return x @ w.T
-        source = program.world_size - 1
-        if program.variant != Broadcast.variant:
-            hops = Relay.hops if program.variant == Relay.variant else Neighbour.hops
-            source = (rank - hops) % program.world_size
+        source = source_of(program, rank)
         y = np.zeros((len(x), len(w)))
         start = sum(len(block) for block in blocks[:source])
         y[start : start + len(blocks[source])] = blocks[source] @ w.T

@@ -131,7 +131,7 @@ def _calls_apart(window: Window, conditions: Conditions) -> Examination | None:
         world = granted(_unrolled(window, turns, conditions))
         report = Reporter(world)
         order = Order(world, world.flags.initial)
-        find_deadlock(order, report, opening="With other schedules called before it: ")
+        find_deadlock(order, report, apart=True)
         if owned:
             find_races(order, report, within=own_storages(world))
         if report.drafts:

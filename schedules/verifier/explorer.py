@@ -2,7 +2,8 @@
 
 Nothing here is shared with the verifier proper.  No order is worked out, no argument is made about
 calls or alternatives: all states that can be reached are visited, and each is looked at.  That
-takes time exponential in the number of streams, so it is for tests.
+takes time exponential in the number of streams, so it is for tests.  Buffers that Programs share
+must have one shape, since it looks at elements and not at bytes.
 
 A state is how far every stream has come, and what the flag words hold.  An operation is in progress
 from the moment at which it may begin (to begin early only widens what can meet) until it is taken

@@ -13,9 +13,17 @@ from stretto.schedules.verifier.world import World
 __all__ = ["find_deadlock", "find_queue_deadlock", "find_worker_deadlock"]
 
 
-def find_deadlock(order: Order, report: Reporter, *, opening: str = "") -> None:
-    """Report why events are left that no run executes, if there are any."""
-    _report_stuck(order.world, order.run, report, "deadlock", "error", opening)
+def find_deadlock(order: Order, report: Reporter, *, apart: bool = False) -> None:
+    """Report why events are left that no run executes, if there are any.
+
+    With `apart`, say that it is so because the calls before were those of other schedules.
+    """
+    if apart:
+        opening = "If the calls before were those of other schedules: "
+        missing = "a wait must be for what its own execution signals"
+    else:
+        opening, missing = "", None
+    _report_stuck(order.world, order.run, report, "deadlock", "error", opening, missing)
 
 
 def find_worker_deadlock(order: Order, report: Reporter) -> None:
@@ -77,6 +85,7 @@ def _report_stuck(
     kind: Kind,
     severity: Severity,
     opening: str,
+    missing: str | None = None,
 ) -> None:
     if not run.blocked:
         return
@@ -92,6 +101,7 @@ def _report_stuck(
     report.add(
         kind,
         opening + message,
+        missing=missing,
         places=places,
         severity=severity,
         # What waits for another operation has not begun, and is not part of the picture.

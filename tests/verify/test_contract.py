@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 from hand_made import VARIANTS, build, found, kinds
 
-from stretto.runtime.bench.harm import Broadcast, Judge, Neighbour, Scenario, Stalled
+from stretto.runtime.bench.harm import Judge, Scenario, Stalled
+from stretto.runtime.bench.harm_partners import Broadcast, Neighbour, Relay, Staged
 from stretto.schedules.language import SELF, Body, Epoch, Operation, Program, Signal, SpanKey, Wait
 from stretto.schedules.verifier import verify
 from stretto.sim.interpreter import Delayed
@@ -140,8 +141,6 @@ def test_a_flag_without_the_slots_of_its_buffer() -> None:
 
 
 def test_partners_of_the_judge_keep_the_contract_and_get_right_numbers() -> None:
-    from stretto.runtime.bench.harm import Relay, Staged
-
     judge = Judge(build("ring", 3))
     for cls in (Neighbour, Relay, Staged, Broadcast):
         program = build(cls, 3)

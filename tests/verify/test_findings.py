@@ -392,7 +392,9 @@ def test_a_counter_whose_threshold_is_not_all_adds() -> None:
     assert verify(counted, alone=True).safe
     # Calls of others add nothing, and still count.
     finding = found(counted, "deadlock")
-    assert finding.message.startswith("With other schedules called before it: 2 operations wait")
+    assert finding.message.startswith(
+        "If the calls before were those of other schedules: 2 operations wait"
+    )
 
 
 def test_a_mailbox_that_two_fill() -> None:

@@ -142,7 +142,7 @@ def test_a_wait_for_an_earlier_call() -> None:
     program = made(seen, told)
     assert verify(program, alone=True).safe
     finding = found(program, "deadlock")
-    assert finding.message.startswith("With other schedules called before it: ")
+    assert finding.message.startswith("If the calls before were those of other schedules: ")
     assert kinds(verify([program, SILENT], alone=True)) == {"deadlock"}
     assert "deadlock" in explore([program, SILENT, program]).problems
     # In one execution no other schedule is called.

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from hand_made import CAPABILITIES, VARIANTS, build
 
-from stretto.runtime.bench.harm import Broadcast, Neighbour, Relay, Staged
+from stretto.runtime.bench.harm_partners import Broadcast, Neighbour, Relay, Staged
 from stretto.schedules.language import (
     ALL_COLLECTIVES,
     Capabilities,

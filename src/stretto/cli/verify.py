@@ -225,7 +225,10 @@ def _summary(verdict: Verdict, recorded: tuple[Finding, ...] | None) -> list[tup
     pairs = [
         ("verdict", "safe" if verdict.safe else f"NOT SAFE: {errors} error{'s' * (errors > 1)}"),
         ("holds for", f"any number of calls, {kept}" if verdict.safe else "-"),
-        ("looked at", f"{verdict.calls} calls, {verdict.operations:,} operations"),
+        (
+            "looked at",
+            f"{verdict.calls} call{'s' * (verdict.calls > 1)}, {verdict.operations:,} operations",
+        ),
     ]
     if not verdict.safe:
         del pairs[1]
