@@ -550,7 +550,11 @@ class RcclTransport(Transport):
                 backend.abort()
 
     def _idle(self, limit_s: float) -> bool:
-        """Wait until the eager collectives have ended; whether all did, and none has failed."""
+        """Wait until the eager collectives have ended; whether all did, and no rank is lost."""
+        try:
+            self._look(f"rank {self.rank}")
+        except StrettoError as error:
+            self._note(error)
         deadline = time.monotonic() + limit_s
         while self._error is None and self._running and time.monotonic() < deadline:
             with suppress(WaitTimeout):

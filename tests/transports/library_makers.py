@@ -311,6 +311,11 @@ def _memory(array: Any) -> Memory:
     return Memory(array.ctypes.data, array.shape[0], row_bytes, array.strides[0])
 
 
+def memory_of(tensor: Any) -> Memory:
+    row_bytes = tensor.shape[1] * tensor.element_size()
+    return Memory(tensor.data_ptr(), tensor.shape[0], row_bytes, row_bytes)
+
+
 def _filled(rows: int, columns: int, pitch: int, dtype: str, numbers: Any) -> Any:
     """Return a matrix [rows, pitch] of rubbish, with `numbers` in its corner."""
     made = np.full((rows, pitch), 77, ITEMS[dtype])

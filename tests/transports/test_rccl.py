@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from stretto.transports.library.found import (
     library,
     refuse_shared,
 )
+from stretto.transports.library.group import private_backend
 from stretto.transports.rccl import RcclTransport
 
 torch = pytest.importorskip("torch", reason="the library transport needs torch")
@@ -224,3 +226,25 @@ def test_a_gpu_without_a_uuid_is_known_by_its_number(monkeypatch: pytest.MonkeyP
 
 def test_nccl_is_another_name_of_it() -> None:
     assert load_transport("nccl") is load_transport("rccl") is RcclTransport
+
+
+def test_torch_is_told_to_leave_lost_ranks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    seen: list[str | None] = []
+
+    def made(*given: Any) -> str:
+        seen.append(os.environ.get(name))
+        return "backend"
+
+    made.Options = SimpleNamespace  # type: ignore[attr-defined]
+    monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", made, raising=False)
+    for before in (None, "3"):
+        if before is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, before)
+        store = torch.distributed.HashStore()
+        found = private_backend(store, "key", 0, 2, "cuda", timeout_s=1.0, join_timeout_s=1.0)
+        assert found == "backend"
+        assert os.environ.get(name) == before
+    assert seen == ["0", "0"]

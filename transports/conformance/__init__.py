@@ -3,6 +3,7 @@
 Run it over a backend with `check_transport`, or case by case under pytest::
 
     HARNESS = Harness(make=MyTransport)            # plus device= and dtypes= where they differ
+                                                   # (stretto.transports.conformance.cuda_device)
 
     @pytest.fixture(scope="module", params=(1, 2, 4))
     def crew(request):

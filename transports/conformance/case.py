@@ -167,6 +167,7 @@ class RankContext:
         limit_s = self.harness.wait_limit_s if timeout_s is None else timeout_s
         made = self.harness.make(self.rank, self.world_size, store, timeout_s=limit_s)
         self.transports.append(made)
+        self.device.watch(made)
         return made
 
     def workspace(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
-from stretto.transports.interface import Launch
+from stretto.transports.interface import Launch, Transport
 
 __all__ = ["Device", "HostDevice", "Stream"]
 
@@ -29,7 +29,8 @@ class Stream(Protocol):
     def synchronise(self) -> list[Sequence[int]]:
         """Wait for all that was enqueued since the last time.
 
-        Return what each launch returned, or raise the first error.
+        Return what each launch returned, or raise the first error, of a launch or of a transport
+        that the device watches.
         """
 
 
@@ -47,6 +48,12 @@ class Device(Protocol):
 
     def stream(self, name: str) -> Stream:
         """Return the stream of this name; the same one for the same name."""
+
+    def watch(self, transport: Transport) -> None:
+        """Take note of a transport: `Stream.synchronise` raises what it has run into, too.
+
+        That matters where a launch has returned long before the device gets there.
+        """
 
     def close(self) -> None:
         """Give everything back; running launches may be left behind."""
@@ -74,6 +81,9 @@ class HostDevice:
         if name not in self._streams:
             self._streams[name] = _HostStream(name)
         return self._streams[name]
+
+    def watch(self, transport: Transport) -> None:
+        return  # a launch returns when its work is done, or raises
 
     def close(self) -> None:
         for stream in self._streams.values():

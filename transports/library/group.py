@@ -6,6 +6,9 @@ needed nor touched: it may be the caller's, or another transport's, with another
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -78,7 +81,27 @@ def private_backend(
     made = dist.ProcessGroupNCCL.Options()
     made.global_ranks_in_group = list(range(world_size))
     made.group_name = key
-    return dist.ProcessGroupNCCL(place, rank, world_size, made)
+    with _unwatched():
+        return dist.ProcessGroupNCCL(place, rank, world_size, made)
+
+
+@contextmanager
+def _unwatched() -> Iterator[None]:
+    """Let a group be made whose failures torch only notes.
+
+    By default its watchdog ends the process when a rank is lost or late.  The transport notices
+    itself, and says which rank and which operation; so it is told to leave that alone.
+    """
+    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    before = os.environ.get(name)
+    os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def warm(backend: Any, world_size: int, device: Any) -> None:
