@@ -1,1 +1,7 @@
 """Real execution: programs lowered onto processes, devices and transports."""
+
+from __future__ import annotations
+
+from stretto.runtime.library import AllGatherGemm, Choice, TensorParallel
+
+__all__ = ["AllGatherGemm", "Choice", "TensorParallel"]

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from stretto.runtime.executors.clock import clock_base
 from stretto.runtime.executors.cuda import CudaExecutor
-from stretto.runtime.gemm import TorchGemm
+from stretto.runtime.gemm import GemmProvider, TorchGemm
+from stretto.runtime.hang_report import with_flag_state
 from stretto.runtime.launcher import Rank
 from stretto.runtime.lowering import lower
 from stretto.runtime.reference import check_outputs, make_inputs
@@ -29,23 +30,35 @@ if TYPE_CHECKING:
 __all__ = ["execute_on_gpu", "prepare", "side_streams"]
 
 
-def side_streams(program: Program) -> dict[str, CudaStream]:
+def side_streams(
+    program: Program, known: dict[str, CudaStream] | None = None
+) -> dict[str, CudaStream]:
     """Return a holder for each stream of a Program, side streams with CUDA streams of their own.
 
     Streams that carry communication get the highest priority: their kernels are tiny, and whole
     ranks wait for them.
+
+    Parameters
+    ----------
+    program
+        Whose streams.
+    known
+        Holders by name that are used, and added to: streams of one name are one stream for all
+        Programs of a workspace.
     """
     import torch
 
     names = dict.fromkeys(
         stream for phase in program.phases for body in phase.bodies for stream in body.streams
     )
-    holders: dict[str, CudaStream] = {}
+    holders = {} if known is None else known
     for name in (program.caller_stream, *names):
+        if name in holders:
+            continue
         handle = 0
         if name != program.caller_stream:
             handle = _keep(torch.cuda.Stream(priority=-5)).cuda_stream
-        holders.setdefault(name, CudaStream(handle))
+        holders[name] = CudaStream(handle)
     return holders
 
 
@@ -59,19 +72,35 @@ def _keep(stream: Any) -> Any:
 
 
 def prepare(
-    program: Program, transport: Any, tensors: dict[str, Any], workspace: Any
+    program: Program,
+    transport: Any,
+    tensors: dict[str, Any] | None,
+    workspace: Any,
+    *,
+    gemm: GemmProvider | None = None,
+    streams: dict[str, CudaStream] | None = None,
 ) -> CudaExecutor:
-    """Lower a Program for this rank's GPU."""
-    streams = side_streams(program)
+    """Lower a Program for this rank's GPU.
+
+    Parameters
+    ----------
+    program, transport, tensors, workspace
+        As for `lower`.
+    gemm
+        Provider of GEMMs; by default torch's.
+    streams
+        Of other Programs on the workspace (`side_streams`).
+    """
+    holders = side_streams(program, streams)
     executable = lower(
         program,
         transport=transport,
         workspace=workspace,
         tensors=tensors,
-        gemm=TorchGemm(),
-        streams=streams,
+        gemm=gemm or TorchGemm(),
+        streams=holders,
     )
-    return CudaExecutor(executable, transport=transport, workspace=workspace, streams=streams)
+    return CudaExecutor(executable, transport=transport, workspace=workspace, streams=holders)
 
 
 def execute_on_gpu(
@@ -91,7 +120,7 @@ def execute_on_gpu(
     executor = prepare(program, transport, tensors, workspace)
     delay = dict(options.delay_s).get(rank.index, 0.0)
     stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
+    with with_flag_state(executor.executable, workspace), torch.cuda.stream(stream):
         transport.barrier()
         executor.run()  # loads every kernel before anything else waits
         executor.synchronize()

@@ -12,6 +12,7 @@ from typing import Literal
 
 from stretto.runtime.executors.cpu import CpuExecutor, host_cores
 from stretto.runtime.gemm import TorchGemm
+from stretto.runtime.hang_report import with_flag_state
 from stretto.runtime.launcher import Rank, launch, torchrun_rank
 from stretto.runtime.lowering import lower
 from stretto.runtime.reference import CheckReport, check_outputs, has_reference, make_inputs
@@ -109,6 +110,8 @@ def run_programs(
 ) -> list[RunResult]:
     """Run Programs one after the other in the same processes, and put the ranks' spans together.
 
+    They may be of different transports.
+
     Under ``torchrun`` this process is one rank of many: rank 0 returns the results, the others
     return an empty list.
 
@@ -159,16 +162,31 @@ def _require(transport: str) -> None:
 def _run_rank(
     rank: Rank, programs: tuple[Program, ...], options: RunOptions
 ) -> tuple[RankRun, ...]:
-    """Do one rank's part of `run_programs`."""
-    cls: Callable[..., Transport] = load_transport(programs[0].transport)
-    transport = cls(rank.index, rank.world_size, rank.store, timeout_s=options.timeout_s)
+    """Do one rank's part of `run_programs`; Programs of one transport share it."""
+    open_transports: dict[str, Transport] = {}
+
+    def transport_of(name: str) -> Transport:
+        if name not in open_transports:
+            cls: Callable[..., Transport] = load_transport(name)
+            open_transports[name] = cls(
+                rank.index, rank.world_size, rank.store, timeout_s=options.timeout_s
+            )
+        return open_transports[name]
+
     try:
         return tuple(
-            execute(rank, transport, program, options, key=f"stretto/start/{place}")
+            execute(
+                rank,
+                transport_of(program.transport),
+                program,
+                options,
+                key=f"stretto/start/{place}",
+            )
             for place, program in enumerate(programs)
         )
     finally:
-        transport.close()
+        for transport in open_transports.values():
+            transport.close()
 
 
 def execute(
@@ -178,7 +196,7 @@ def execute(
 
     `key` names this execution in the store; it must be one that was not used before.
     """
-    if getattr(transport, "device", None) is not None:
+    if transport.device is not None:
         from stretto.runtime.gpu import execute_on_gpu
 
         return execute_on_gpu(rank, transport, program, options, key=key)
@@ -197,8 +215,9 @@ def execute(
             transport.barrier()
             start_together(rank, f"{key}/{number}")
             time.sleep(delay)
-            executor.run()
-            executor.synchronize()
+            with with_flag_state(executable, workspace):
+                executor.run()
+                executor.synchronize()
             spans = executor.take_spans()
             if number >= options.warmup:
                 executions.append(tuple(spans))

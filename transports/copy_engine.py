@@ -436,8 +436,7 @@ class CopyEngineTransport(Transport):
         # The device does not stop for it; waits are let go, and rows are wrong from there on.
         self._watch.raise_if_failed()
 
-    def raise_if_known_to_have_failed(self) -> None:
-        """Raise what the watch has found already; costs no look at the device or the others."""
+    def raise_if_noted(self) -> None:
         self._watch.raise_if_noted()
 
     # ---- the end -----------------------------------------------------------------------------

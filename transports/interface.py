@@ -247,6 +247,10 @@ class Workspace(ABC):
     def read_word(self, word: Word) -> int:
         """Return what a word holds now (for reports and tests)."""
 
+    def latest_calls(self) -> list[int]:
+        """Return the number of the latest call of every slot residue, the oldest first."""
+        return list(range(max(self.use_count - self.period, 0), self.use_count))
+
     @abstractmethod
     def device_handle(self) -> DeviceHandle:
         """Return what a kernel needs.
@@ -412,6 +416,16 @@ class Transport(ABC):
         ------
         RunFailed
             The first failure (`WaitTimeout`, `PeerLost`).
+        """
+        return
+
+    def raise_if_noted(self) -> None:
+        """Raise the first failure that has been found already; looks nowhere, so costs nothing.
+
+        Raises
+        ------
+        RunFailed
+            As `raise_if_failed`.
         """
         return
 

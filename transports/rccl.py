@@ -17,8 +17,9 @@ it is the price of a baseline that can be compared bit by bit, and not how the l
 full and both sides are contiguous, the library works on the given memory; otherwise blocks go
 through buffers that are made when the collective is prepared and live as long as the workspace.
 Nothing outside the given rectangles is written.
-*Preparing is collective.*  Ranks compare what they prepare: sizes that differ would end a process
-of gloo and hang or overrun one of NCCL.
+*Preparing is collective*, the first time for an operation and its sizes: ranks compare them, since
+sizes that differ would end a process of gloo and hang or overrun one of NCCL.  After that each rank
+prepares the same over other addresses by itself.
 *One order.*  All ranks issue the collectives of a transport in one order, over all streams.
 
 What differs
@@ -160,6 +161,7 @@ class RcclTransport(Transport):
         self._running: dict[int, Enqueued] = {}
         self._left_behind = False
         self._workspaces: list[LocalWorkspace] = []
+        self._agreed: set[tuple[str, str]] = set()
         self._closed = threading.Event()
         self._watcher: threading.Thread | None = None
         self._control = Control(
@@ -297,12 +299,7 @@ class RcclTransport(Transport):
         own = self._own(workspace)
         shape = Shape(kind, source, destination, dtype, tuple(blocks), self.rank)
         where = f"rank {self.rank}, stream {label.stream!r}, operation {label.operation!r}"
-        problem = None
-        try:
-            shape.check(self.world_size)
-        except InvalidInput as error:
-            problem = error
-        self._agree(f"prepares another collective than {where}", shape.signature, problem)
+        self._agree_on(shape, where)
         if not shape.valid or not source.row_bytes:
             return own.gate.guarded(_nothing)
         steps = prepare(
@@ -311,6 +308,7 @@ class RcclTransport(Transport):
             [one for one in self._workspaces if not one.gate.closed],
             backend=lambda: self._backend,
             device=self.device,
+            key=label if label != NO_LABEL else object(),
         )
         if self.device is None:
             return own.gate.guarded(self._blocking(steps, where, own.gate))
@@ -478,6 +476,10 @@ class RcclTransport(Transport):
         if self._error is not None:
             raise self._error
 
+    def raise_if_noted(self) -> None:
+        if self._error is not None:
+            raise self._error
+
     def _find_late(self) -> None:
         """Raise if an eager collective of a GPU has begun long ago and has not ended."""
         if not self._running:
@@ -584,6 +586,24 @@ class RcclTransport(Transport):
                 raise InvalidInput(f"rank {peer} refuses: {answer['problem']}")
             if answer["digest"] != digest:
                 raise InvalidInput(f"Rank {peer} {differs}; all ranks must do the same.")
+
+    def _agree_on(self, shape: Shape, where: str) -> None:
+        """Compare a collective with what the other ranks prepare, the first time that it is.
+
+        The same one over other addresses is prepared again by each rank as it needs it, without
+        the others.
+        """
+        problem = None
+        try:
+            shape.check(self.world_size)
+        except InvalidInput as error:
+            problem = error
+        if (where, shape.signature) in self._agreed:
+            if problem is not None:
+                raise problem
+            return
+        self._agree(f"prepares another collective than {where}", shape.signature, problem)
+        self._agreed.add((where, shape.signature))
 
     def _own(self, workspace: Workspace) -> LocalWorkspace:
         if isinstance(workspace, LocalWorkspace):

@@ -2,14 +2,16 @@
 
 Protocol
 --------
-One process a GPU.  Every method is captured in a CUDA graph of `CALLS` calls; a *burst* is `BURST`
-replays, timed by two events on each rank; a method's time in a round is that of the slowest rank,
-divided by the calls.  All methods of a shape are captured first, then come `rounds` rounds; in
-each, the methods run once in a random order (the same on all ranks), each after a barrier and a
-warm-up replay.  Reported are the median over rounds and, for comparisons, that of the ratios
-of each round, with its 10th and 90th percentile.  Operands are random normal numbers.  A
-*sentinel* GEMM runs in every round; its spread is the noise floor.  SM clock, temperature, power
-and throttle reasons are read before and after each shape.
+One process a GPU.  Our variants are called as a model would call them: operators of one
+`TensorParallel`, prepared and tuned once for all shapes; ``choice`` is what its dispatch table
+takes.  Every method is captured in a CUDA graph of `CALLS` calls; a *burst* is `BURST` replays,
+timed by two events on each rank; a method's time in a round is that of the slowest rank, divided
+by the calls.  All methods of a shape are captured first, then come `rounds` rounds; in each, the
+methods run once in a random order (the same on all ranks), each after a barrier and a warm-up
+replay.  Reported are the median over rounds and, for comparisons, that of the ratios of each
+round, with its 10th and 90th percentile.  Operands are random normal numbers.  A *sentinel* GEMM
+runs in every round; its spread is the noise floor.  SM clock, temperature, power and throttle
+reasons are read before and after each shape.
 
 Traps: the same GEMM differs by several percent between clocks and power states, so only ratios of
 one round count.  "NCCL without NVLS": multicast is switched off for everything here.  A method that
@@ -27,13 +29,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from stretto.runtime.gemm import TorchGemm
-from stretto.runtime.gpu import prepare
+from stretto.runtime.bench.machine import gpu_machine
+from stretto.runtime.gemm import GemmProvider, GemmShape, TorchGemm
 from stretto.runtime.launcher import Rank, launch
+from stretto.runtime.library import AllGatherGemm, TensorParallel
 from stretto.runtime.tensors import torch_dtype
-from stretto.schedules import SCHEDULES, schedule_class
-from stretto.transports import load_transport
-from stretto.transports.interface import WorkspaceLayout
+from stretto.schedules import SCHEDULES
+from stretto.schedules.language import Unavailable, ceil_div
 
 __all__ = ["BenchPlan", "bench_ag_gemm"]
 
@@ -52,7 +54,7 @@ class BenchPlan:
     rows: tuple[int, ...]
     rounds: int = 15
     dtype: str = "bf16"
-    variants: tuple[str, ...] = ("ring", "direct", "eager")
+    variants: tuple[str, ...] = ("ring", "direct", "eager", "unfused")
     peers: bool = True
     seed: int = 0
     partial: Path | None = None
@@ -80,20 +82,35 @@ def _rank(rank: Rank, plan: BenchPlan) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    cls: Any = load_transport("copy_engine")
-    transport = cls(rank.index, rank.world_size, rank.store)
-    nccl = dist.new_group(backend="nccl") if plan.peers else None
+    torch.cuda.set_device(rank.index % torch.cuda.device_count())
+    store = dist.PrefixStore("bench", rank.store)
+    dist.init_process_group("gloo", store=store, rank=rank.index, world_size=rank.world_size)
     rows: list[dict[str, Any]] = []
-    try:
-        with torch.cuda.stream(torch.cuda.Stream()):
-            for name, n, k in plan.shapes:
-                for m in plan.rows:
-                    rows.append(_shape(transport, nccl, plan, name, m, n, k))
-                    if plan.partial is not None and rank.index == 0:
-                        plan.partial.write_text(json.dumps(_report(plan, rows), indent=1))
-    finally:
-        transport.close()
+    with TensorParallel() as parallel, torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+        if parallel.refusal is not None:
+            raise Unavailable(f"bench ag-gemm needs overlapping, and {parallel.refusal}")
+        nccl = dist.new_group(backend="nccl") if plan.peers else None
+        operators = {name: _operator(parallel, plan, n, k) for name, n, k in plan.shapes}
+        parallel.prepare()
+        for name, operator in operators.items():
+            for m in plan.rows:
+                rows.append(_shape(parallel, nccl, plan, name, operator, m))
+                if plan.partial is not None and rank.index == 0:
+                    plan.partial.write_text(json.dumps(_report(plan, rows), indent=1))
     return _report(plan, rows)
+
+
+def _operator(parallel: TensorParallel, plan: BenchPlan, n: int, k: int) -> AllGatherGemm:
+    weight = _normal(parallel, plan, n, k) * k**-0.5
+    return parallel.all_gather_gemm(weight, max_m=max(plan.rows))
+
+
+def _normal(parallel: TensorParallel, plan: BenchPlan, *shape: int) -> Any:
+    import torch
+
+    generator = torch.Generator(device=parallel.device).manual_seed(parallel.rank)
+    normal = torch.randn(shape, device=parallel.device, generator=generator)
+    return normal.to(torch_dtype(plan.dtype))
 
 
 def _report(plan: BenchPlan, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -102,7 +119,7 @@ def _report(plan: BenchPlan, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "protocol": f"graphs of {CALLS} calls, bursts of {BURST}, {plan.rounds} rounds in random "
         "order, slowest rank; median over rounds, ratios per round",
         "date": date.today().isoformat(),
-        "machine": _machine(),
+        "machine": gpu_machine() | {"variants": ", ".join(SCHEDULES["ag-gemm"])},
         "world_size": plan.world_size,
         "dtype": plan.dtype,
         "rows": rows,
@@ -110,25 +127,24 @@ def _report(plan: BenchPlan, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _shape(
-    transport: Any, nccl: Any, plan: BenchPlan, name: str, m: int, n: int, k: int
+    parallel: TensorParallel,
+    nccl: Any,
+    plan: BenchPlan,
+    name: str,
+    operator: AllGatherGemm,
+    m: int,
 ) -> dict[str, Any]:
     import torch
 
-    dtype = torch_dtype(plan.dtype)
-    local = -(-m // plan.world_size)
-    generator = torch.Generator(device=transport.device).manual_seed(transport.rank)
-    x = torch.randn((local, k), device=transport.device, generator=generator).to(dtype)
-    w = (torch.randn((n, k), device=transport.device, generator=generator) * k**-0.5).to(dtype)
+    x, w = _normal(parallel, plan, len(parallel.rows(m)), operator.k), operator.weight
     methods, skipped = [], {}
     makers: dict[str, Callable[[], Enqueue]] = {
-        "gemm": lambda: _gemm(m, x, w, plan.world_size),
-        "sentinel": lambda: _sentinel(transport.device, dtype),
+        "gemm": lambda: _gemm(TorchGemm(), m, x, w, plan.world_size),
+        "gemm, measured": lambda: _gemm(parallel.gemm, m, x, w, plan.world_size),
+        "sentinel": lambda: _sentinel(parallel.device, x.dtype),
     }
-    workspaces: list[Any] = []
     for variant in plan.variants:
-        makers[variant] = lambda variant=variant: _ours(  # type: ignore[misc]
-            transport, plan, variant, m, n, k, x, w, workspaces
-        )
+        makers[variant] = lambda variant=variant: _ours(operator, variant, m, x)  # type: ignore[misc]
     if plan.peers:
         makers["nccl + gemm"] = lambda: _nccl(nccl, x, w, plan.world_size)
         makers["all-gather"] = lambda: _all_gather(nccl, x, plan.world_size)
@@ -149,23 +165,24 @@ def _shape(
                 raise  # a peer may be missing, we may not
             skipped[method] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
         torch.cuda.synchronize()
-        transport.barrier()
-    agreed = _agreed(transport, [one.name for one in methods])
+        _meet(parallel)
+    agreed = _agreed(parallel, [one.name for one in methods])
     methods = [one for one in methods if one.name in agreed]
-    before = _condition(transport)
+    before = _condition(parallel)
     order = random.Random(f"{plan.seed}/{name}/{m}")
     for _ in range(plan.rounds):
         for one in order.sample(methods, len(methods)):
-            one.times_us.append(_burst(transport, one.graph))
-    after = _condition(transport)
-    times = _slowest(transport, {one.name: one.times_us for one in methods})
-    for workspace in workspaces:
-        workspace.close()
+            one.times_us.append(_burst(parallel, one.graph))
+    after = _condition(parallel)
+    times = _slowest(parallel, {one.name: one.times_us for one in methods})
+    parallel.check()
     return {
         "projection": name,
         "m": m,
-        "n": n,
-        "k": k,
+        "n": operator.n,
+        "k": operator.k,
+        "choice": operator.choice(m).variant,
+        "gemm_choice": _gemm_choice(parallel, operator, m),
         "us": {method: median(values) for method, values in times.items()},
         "ratio_to_nccl": _ratios(times, "nccl + gemm"),
         "ratio_to_gemm": _ratios(times, "gemm"),
@@ -179,11 +196,11 @@ def _shape(
 # ---- methods ---------------------------------------------------------------------------------
 
 
-def _gemm(m: int, x: Any, w: Any, world_size: int) -> Enqueue:
+def _gemm(provider: GemmProvider, m: int, x: Any, w: Any, world_size: int) -> Enqueue:
     """Return one GEMM over all rows, on one device: no communication at all."""
     full = x.repeat(world_size, 1)[:m].contiguous()
     out = full.new_empty((m, w.shape[0]))
-    return TorchGemm().prepare(full, w, out, None)
+    return provider.prepare(full, w, out, None)
 
 
 def _sentinel(device: Any, dtype: Any) -> Enqueue:
@@ -193,32 +210,19 @@ def _sentinel(device: Any, dtype: Any) -> Enqueue:
     return TorchGemm().prepare(a, a, torch.empty_like(a), None)
 
 
-def _ours(
-    transport: Any,
-    plan: BenchPlan,
-    variant: str,
-    m: int,
-    n: int,
-    k: int,
-    x: Any,
-    w: Any,
-    workspaces: list[Any],
-) -> Enqueue:
-    program = schedule_class("ag-gemm", variant)(
-        world_size=plan.world_size,
-        m=m,
-        n=n,
-        k=k,
-        dtype=plan.dtype,  # type: ignore[arg-type]
-        capabilities=type(transport).offered(),
-    ).build()
-    workspace = transport.allocate(WorkspaceLayout.of(program))
-    workspaces.append(workspace)
-    y = x.new_empty((m, n))
-    executor = prepare(program, transport, {"x": x, "w": w, "y": y}, workspace)
-    executor.run()
-    executor.synchronize()
-    return executor.run
+def _ours(operator: AllGatherGemm, variant: str, m: int, x: Any) -> Enqueue:
+    out = x.new_empty((m, operator.n))
+    return lambda: operator.parallel.enqueue(operator, variant, m, x, out)
+
+
+def _gemm_choice(parallel: TensorParallel, operator: AllGatherGemm, m: int) -> dict[str, str]:
+    """Return the providers of the full GEMM and of this rank's part."""
+    shapes = {"full": m, "local": ceil_div(m, parallel.world_size)}
+    dtype = str(operator.weight.dtype)
+    return {
+        name: parallel.gemm.choice(GemmShape(rows, operator.n, operator.k, dtype)).name
+        for name, rows in shapes.items()
+    }
 
 
 def _all_gather(group: Any, x: Any, world_size: int) -> Enqueue:
@@ -299,11 +303,15 @@ def _captured(enqueue: Enqueue) -> Any:
     return graph
 
 
-def _burst(transport: Any, graph: Any) -> float:
+def _meet(parallel: TensorParallel) -> None:
+    parallel.carrier_of("ring").transport.barrier()
+
+
+def _burst(parallel: TensorParallel, graph: Any) -> float:
     """Return the time of one call, from a burst of replays after a barrier and one more."""
     import torch
 
-    transport.barrier()
+    _meet(parallel)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     graph.replay()
     start.record()
@@ -315,21 +323,18 @@ def _burst(transport: Any, graph: Any) -> float:
     return elapsed * 1e3 / (BURST * CALLS)
 
 
-def _agreed(transport: Any, names: Sequence[str]) -> set[str]:
+def _agreed(parallel: TensorParallel, names: Sequence[str]) -> set[str]:
     """Return the methods that every rank has."""
-    answers = transport.exchange({"names": list(names)})
-    return set.intersection(*(set(one["names"]) for one in answers))
+    return set.intersection(*(set(one) for one in parallel.exchange(list(names))))
 
 
-def _slowest(transport: Any, times: dict[str, list[float]]) -> dict[str, list[float]]:
+def _slowest(parallel: TensorParallel, times: dict[str, list[float]]) -> dict[str, list[float]]:
     """Return, by method and round, the slowest rank's time."""
-    merged: dict[str, list[float]] = {}
-    for method, own in times.items():
-        answers = transport.exchange({"us": [round(one, 3) for one in own]})
-        merged[method] = [
-            max(values) for values in zip(*(one["us"] for one in answers), strict=True)
-        ]
-    return merged
+    answers = parallel.exchange(times)
+    return {
+        method: [max(values) for values in zip(*(one[method] for one in answers), strict=True)]
+        for method in times
+    }
 
 
 def _ratios(times: dict[str, list[float]], base: str) -> dict[str, list[float]]:
@@ -353,24 +358,8 @@ def _spread(values: Sequence[float]) -> float | None:
     return (ordered[round(last * 0.9)] - ordered[round(last * 0.1)]) / median(ordered)
 
 
-def _condition(transport: Any) -> dict[str, Any]:
+def _condition(parallel: TensorParallel) -> dict[str, Any]:
     """Return clock, temperature, power and throttle reasons of this rank's GPU."""
     from stretto.runtime.devices import gpu_condition
 
-    return gpu_condition(transport.device_index)
-
-
-def _machine() -> dict[str, str]:
-    import platform
-
-    import torch
-
-    properties = torch.cuda.get_device_properties(0)
-    return {
-        "gpu": f"{torch.cuda.device_count()} x {properties.name}",
-        "torch": torch.__version__,
-        "cuda": str(torch.version.cuda),
-        "nccl": ".".join(str(part) for part in torch.cuda.nccl.version()),
-        "python": platform.python_version(),
-        "variants": ", ".join(SCHEDULES["ag-gemm"]),
-    }
+    return gpu_condition(parallel.device.index)

@@ -69,7 +69,7 @@ class CpuExecutor:
         self.executable, self.transport, self.workspace = executable, transport, workspace
         self.records: list[_Record] = []
         self._threads_per_gemm = threads
-        self._uses = 0
+        self.uses = 0
         self._failed = threading.Event()
         self._errors: list[BaseException] = []
         self._lock = threading.Lock()
@@ -90,12 +90,12 @@ class CpuExecutor:
     def run(self) -> None:
         """Enqueue one execution of the Program; returns before it has ended."""
         program = self.executable.program
-        first = self._uses if self.workspace is None else self.workspace.use_count
+        first = self.uses if self.workspace is None else self.workspace.use_count
         for call in program.call_sequence(first):
             self._enqueue_call(call.phase_index, call.number)
-            self._uses = call.number + 1
+            self.uses = call.number + 1
             if self.workspace is not None:
-                self.workspace.use_count = self._uses
+                self.workspace.use_count = self.uses
 
     def _enqueue_call(self, phase: int, call: int) -> None:
         slot = call % self.executable.program.slot_period
@@ -134,6 +134,10 @@ class CpuExecutor:
         spans = [self._span(record) for record in self.records]
         self.records = []
         return spans
+
+    def forget_spans(self) -> None:
+        """Drop the record of the calls so far."""
+        self.records = []
 
     def close(self) -> None:
         """End the threads; a second call does nothing."""

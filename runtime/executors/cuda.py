@@ -67,12 +67,13 @@ class CudaExecutor:
         self._torch = torch
         self._driver = bindings()
         self._caller = streams[executable.program.caller_stream]
-        self._period = 1 if workspace is None else workspace.period
+        self.period = 1 if workspace is None else workspace.period
         shared = {} if workspace is None else _TAILS.setdefault(workspace, {})
         self._tails: dict[int, tuple[int | None, list[Action]]] = shared
         self._capture: int | None = None
-        self._uses = 0
+        self.uses = 0
         self._marks: list[_Mark] = []
+        self._events: list[Any] = []
         self._plain = [self._plan(phase, None) for phase in range(len(executable.phases))]
 
     def run(self, *, timed: bool = False) -> None:
@@ -80,7 +81,7 @@ class CudaExecutor:
         self._caller.handle = self._torch.cuda.current_stream().cuda_stream
         self._capture = self._capture_id()
         program = self.executable.program
-        first = self._uses if self.workspace is None else self.workspace.use_count
+        first = self.uses if self.workspace is None else self.workspace.use_count
         for call in program.call_sequence(first):
             plan = self._plain[call.phase_index]
             if timed:
@@ -91,9 +92,33 @@ class CudaExecutor:
                     action(number)
             except Exception as error:
                 raise self._named(error, plan.names[done], number) from error
-            self._uses = number + 1
-            if self.workspace is not None:
-                self.workspace.use_count = self._uses
+            self.count(number)
+
+    def run_timed_on_host(self) -> list[tuple[str, float]]:
+        """Enqueue one call of the first phase; return what each action cost the host.
+
+        Returns
+        -------
+        list of (str, float)
+            Operation (or ``begin``, ``end``) and microseconds, the clock's own included.
+        """
+        self._caller.handle = self._torch.cuda.current_stream().cuda_stream
+        self._capture = self._capture_id()
+        call = self.uses if self.workspace is None else self.workspace.use_count
+        plan, clock = self._plain[0], time.perf_counter_ns
+        spent = []
+        for name, action in zip(plan.names, plan.actions, strict=True):
+            start = clock()
+            action(call)
+            spent.append((name, (clock() - start) / 1e3))
+        self.count(call)
+        return spent
+
+    def count(self, call: int) -> None:
+        """Note that a call has been made: by `run`, or by a replay of what it was captured to."""
+        self.uses = call + 1
+        if self.workspace is not None:
+            self.workspace.use_count = self.uses
 
     def _named(self, error: Exception, name: str, call: int) -> Exception:
         """Return an error of the device (out of memory, ECC, a bad address) with its operation."""
@@ -138,6 +163,16 @@ class CudaExecutor:
     def forget_spans(self) -> None:
         """Drop the marks of earlier timed calls."""
         self._marks = []
+
+    def capturing(self) -> bool:
+        """Whether the current stream is being captured."""
+        return bool(self._torch.cuda.is_current_stream_capturing())
+
+    def close(self) -> None:
+        """Destroy the events, which no captured graph needs; a second call does nothing."""
+        events, self._events = self._events, []
+        for event in events:
+            self._driver.cuEventDestroy(event)
 
     # ---- one call ----------------------------------------------------------------------------
 
@@ -211,7 +246,7 @@ class CudaExecutor:
                 if _is_credit(one.operation)
                 for sync in one.operation.waits()
             ]
-            for residue in range(self._period)
+            for residue in range(self.period)
         ]
 
     def _launch(self, one: LoweredOperation, stream: Any) -> Action:
@@ -255,7 +290,7 @@ class CudaExecutor:
 
         Needed where that call left its releases behind, in the graph that is being captured.
         """
-        tails = self._tails.pop(call % self._period, None)
+        tails = self._tails.pop(call % self.period, None)
         if tails is not None and tails[0] == self._capture:
             for tail in tails[1]:
                 tail(call)
@@ -268,7 +303,7 @@ class CudaExecutor:
         taken out of the caller's dependencies again.  It ends with the graph at the latest, and
         before the slot's next use in the same graph.
         """
-        tails = [[self._event() for _ in side] for _ in range(self._period)]
+        tails = [[self._event() for _ in side] for _ in range(self.period)]
         ends = [
             [self._recorder(tail, self.streams[name]) for tail, name in zip(row, side, strict=True)]
             for row in tails
@@ -276,7 +311,7 @@ class CudaExecutor:
         joins = [[self._waiter(tail, self._caller) for tail in row] for row in tails]
 
         def end(call: int) -> None:
-            residue = call % self._period
+            residue = call % self.period
             dependencies = None if self._capture is None else self._dependencies()
             for action in (*ends[residue], *joins[residue]):
                 action(call)
@@ -310,7 +345,10 @@ class CudaExecutor:
     # ---- events ------------------------------------------------------------------------------
 
     def _event(self, *, timing: bool = False) -> Any:
-        return called("cuEventCreate", self._driver.cuEventCreate(0 if timing else 2))
+        event = called("cuEventCreate", self._driver.cuEventCreate(0 if timing else 2))
+        if not timing:
+            self._events.append(event)
+        return event
 
     def _recorder(self, event: Any, stream: Any) -> Action:
         record, driver_called = self._driver.cuEventRecord, called

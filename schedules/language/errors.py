@@ -45,6 +45,8 @@ class StrettoError(Exception):
     """Base of all errors that Stretto raises on purpose; they can be pickled."""
 
     exit_code = 1
+    details: tuple[str, ...] = ()
+    """Lines of evidence to show below the message."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (type(self), self.args, self.__dict__)

@@ -100,6 +100,13 @@ def test_a_signal_that_never_comes_is_named() -> None:
     text = str(caught.value)
     for word in ("rank", "compute", "wait0", "gathered.arrived", "expected"):
         assert word in text.lower(), text
+    details = caught.value.details
+    missing = [line for line in details if "NOT reached" in line]
+    assert [line.split(",")[0] for line in missing] == [
+        "rank 0 step 1 wait0",
+        "rank 1 step 1 wait0",
+    ]
+    assert len(details) > len(missing)  # credits of earlier calls, which have come
 
 
 def test_a_wrong_schedule_fails_the_check() -> None:

@@ -16,6 +16,7 @@ they are needed.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from stretto.schedules.language import Epoch, InvalidInput, RunFailed, Word
@@ -103,6 +104,15 @@ class CudaWorkspace(Workspace):
         return self.peers[word.home] + place
 
     def read_word(self, word: Word) -> int:
+        return self._read(self.word_address(word))
+
+    def latest_calls(self) -> list[int]:
+        # Graphs are replayed without the host's use count, so the device is asked.
+        rows = [4 * residue * (2 + MAX_VALUES) for residue in range(self.period)]
+        base = self._state.data_ptr()
+        return sorted(self._read(base + row + 4) for row in rows if self._read(base + row))
+
+    def _read(self, address: int) -> int:
         """Return what a word holds now, by a stream of its own: works while kernels spin."""
         driver = bindings()
         value = ctypes.c_uint32()
@@ -110,9 +120,7 @@ class CudaWorkspace(Workspace):
         try:
             called(
                 "cuMemcpyDtoHAsync of a flag word",
-                driver.cuMemcpyDtoHAsync(
-                    ctypes.addressof(value), self.word_address(word), 4, stream
-                ),
+                driver.cuMemcpyDtoHAsync(ctypes.addressof(value), address, 4, stream),
             )
             called("cuStreamSynchronize", driver.cuStreamSynchronize(stream))
         finally:
@@ -164,6 +172,13 @@ class CudaWorkspace(Workspace):
         """Let every slot have been used `uses` times (modulo 2^32), for tests."""
         self._state[:, 0] = ctypes.c_int32(uses & 0xFFFFFFFF).value
 
+    def set_words(self, values: Mapping[Word, int]) -> None:
+        """Let words of this rank hold other values, for tests."""
+        words = self._tensor[self._words_offset :]
+        for word, value in values.items():
+            at = 4 * self.layout.word_index(word)
+            words[at : at + 4].view(_int32())[0] = ctypes.c_int32(value & 0xFFFFFFFF).value
+
     def initialise(self) -> None:
         """Set this rank's words to their initial values."""
         import torch
@@ -213,6 +228,12 @@ class CudaWorkspace(Workspace):
     def _check(self) -> None:
         if self.closed:
             raise RunFailed("The workspace has been closed.")
+
+
+def _int32() -> Any:
+    import torch
+
+    return torch.int32
 
 
 def _places(layout: WorkspaceLayout) -> tuple[dict[str, int], int]:

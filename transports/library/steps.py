@@ -8,7 +8,7 @@ workspace, in which every block is full.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 from stretto.transports.interface import Memory
@@ -18,6 +18,8 @@ from stretto.transports.library.workspace import LocalWorkspace
 __all__ = ["Steps", "options", "prepare"]
 
 Action = Callable[[], Any]
+Staging = Callable[[str, int, int, Any], Any]
+"""Gives a matrix of so many rows and columns, of this dtype, for a role."""
 
 
 class Steps(NamedTuple):
@@ -35,6 +37,7 @@ def prepare(
     *,
     backend: Callable[[], Any],
     device: Any,
+    key: Hashable,
 ) -> Steps:
     """Resolve everything that one collective does on one rank.
 
@@ -50,6 +53,8 @@ def prepare(
         Returns the library's group at the time of the call.
     device
         The torch.device, None for the CPU.
+    key
+        Names the operation: what is prepared again under one key uses one staging.
     """
     bytewise = shape.kind == "all_gather"
     source, destination = (
@@ -58,7 +63,11 @@ def prepare(
     )
     scatter = _scatter if device is not None else _scatter_of_gloo
     make = {"all_gather": _gather, "reduce_scatter": scatter, "all_reduce": _reduce}
-    return make[shape.kind](shape, source, destination, workspace, backend)
+
+    def staging(role: str, rows: int, columns: int, dtype: Any) -> Any:
+        return workspace.staging((key, role), rows, columns, dtype)
+
+    return make[shape.kind](shape, source, destination, staging, backend)
 
 
 def options(name: str) -> Any:
@@ -71,31 +80,31 @@ def options(name: str) -> Any:
 
 
 def _gather(
-    shape: Shape, source: Any, destination: Any, workspace: LocalWorkspace, backend: Action
+    shape: Shape, source: Any, destination: Any, staging: Staging, backend: Action
 ) -> Steps:
     before, after = [], []
     taken, given, columns = source, destination, source.shape[1]
     if not _holds(source, shape.full) or shape.overlapping:
-        taken = workspace.staging(shape.full, columns, source.dtype)
+        taken = staging("taken", shape.full, columns, source.dtype)
         before.append(_copy(source[: shape.own], taken[: shape.own]))
     if not _holds(destination, shape.stored):
-        given = workspace.staging(shape.stored, columns, source.dtype)
+        given = staging("given", shape.stored, columns, source.dtype)
         after.append(_copy(given[: shape.valid], destination[: shape.valid]))
     flat, into, how = taken.view(-1), given.view(-1), options("AllgatherOptions")
     return Steps(tuple(before), lambda: backend()._allgather_base(into, flat, how), tuple(after))
 
 
 def _scatter(
-    shape: Shape, source: Any, destination: Any, workspace: LocalWorkspace, backend: Action
+    shape: Shape, source: Any, destination: Any, staging: Staging, backend: Action
 ) -> Steps:
     wide, columns = torch_dtype(SUMMED_IN[shape.dtype]), source.shape[1]
     before, after = [], []
     taken, given = source, destination
     if source.dtype != wide or not _holds(source, shape.stored) or shape.overlapping:
-        taken = workspace.staging(shape.stored, columns, wide)
+        taken = staging("taken", shape.stored, columns, wide)
         before.append(_copy(source[: shape.valid], taken[: shape.valid]))
     if source.dtype != wide or not _holds(destination, shape.full):
-        given = workspace.staging(shape.full, columns, wide)
+        given = staging("given", shape.full, columns, wide)
         after.append(_copy(given[: shape.own], destination[: shape.own]))
     flat, into, how = taken.view(-1), given.view(-1), options("ReduceScatterOptions")
     return Steps(
@@ -104,14 +113,14 @@ def _scatter(
 
 
 def _scatter_of_gloo(
-    shape: Shape, source: Any, destination: Any, workspace: LocalWorkspace, backend: Action
+    shape: Shape, source: Any, destination: Any, staging: Staging, backend: Action
 ) -> Steps:
     """Reduce everything and keep the own block.
 
     Gloo's reduce_scatter does the same inside, but the work that it returns cannot be waited for
     with a limit, so a lost rank would not be noticed.
     """
-    total = workspace.staging(shape.valid, source.shape[1], torch_dtype(SUMMED_IN[shape.dtype]))
+    total = staging("total", shape.valid, source.shape[1], torch_dtype(SUMMED_IN[shape.dtype]))
     begin = shape.rank * shape.full
     flat, how = total.view(-1), options("AllreduceOptions")
     return Steps(
@@ -122,7 +131,7 @@ def _scatter_of_gloo(
 
 
 def _reduce(
-    shape: Shape, source: Any, destination: Any, workspace: LocalWorkspace, backend: Action
+    shape: Shape, source: Any, destination: Any, staging: Staging, backend: Action
 ) -> Steps:
     wide = torch_dtype(SUMMED_IN[shape.dtype])
     source, destination = source[: shape.valid], destination[: shape.valid]
@@ -131,7 +140,7 @@ def _reduce(
     before, after, given = [], [], destination
     apart = in_place or not shape.overlapping
     if source.dtype != wide or not destination.is_contiguous() or not apart:
-        given = workspace.staging(shape.valid, source.shape[1], wide)
+        given = staging("given", shape.valid, source.shape[1], wide)
         before.append(_copy(source, given))
         after.append(_copy(given, destination))
     elif not in_place:

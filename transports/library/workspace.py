@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
-from stretto.schedules.language import InvalidInput, Unsupported, Word
+from stretto.schedules.language import InvalidInput, RunFailed, Unsupported, Word
 from stretto.transports.interface import DeviceHandle, Workspace, WorkspaceLayout
 from stretto.transports.posix.gate import Gate
 
@@ -32,7 +33,7 @@ class LocalWorkspace(Workspace):
         self.gate = Gate("workspace")
         self._tensor = tensor[-tensor.data_ptr() % ALIGNMENT :]
         self._base: int = self._tensor.data_ptr()
-        self._staging: list[Any] = []
+        self._staging: dict[tuple[Hashable, Any], list[Any]] = {}
         self._places: dict[tuple[str, int], int] = {}
         place = 0
         for name, slot_bytes, slots in layout.buffers:
@@ -76,17 +77,40 @@ class LocalWorkspace(Workspace):
             return None
         return self._tensor[begin : begin + size_bytes]
 
-    def staging(self, rows: int, columns: int, dtype: Any) -> Any:
-        """Return a new matrix of zeros that lives as long as the workspace."""
-        made = self._tensor.new_zeros((rows, columns), dtype=dtype)
-        self._staging.append(made)
-        return made
+    def staging(self, key: Hashable, rows: int, columns: int, dtype: Any) -> Any:
+        """Return a matrix that lives as long as the workspace.
+
+        Matrices of one key share their memory, whatever their size: what uses them is ordered.
+        What it holds outside of what was written is of earlier uses.
+
+        Raises
+        ------
+        RunFailed
+            If it would have to be made while a graph is captured, whose memory is its own.
+        """
+        needed = max(rows * columns, 1)
+        made = self._staging.setdefault((key, dtype), [])
+        if not made or made[-1].numel() < needed:
+            if self._tensor.is_cuda and _capturing():
+                raise RunFailed(
+                    "A collective of uneven rows cannot be prepared while a graph is captured; "
+                    "call it once before."
+                )
+            # Twice as large each time, so that smaller ones, which graphs may use, are no more.
+            made.append(self._tensor.new_zeros(1 << (needed - 1).bit_length(), dtype=dtype))
+        return made[-1][: rows * columns].view(rows, columns)
 
     def close(self) -> None:
         """Give the memory back; what is still running on a GPU must have ended."""
         self.gate.shut(_CLOSE_LIMIT_S)
         self._staging.clear()
         self._tensor = self._tensor[:0].clone()
+
+
+def _capturing() -> bool:
+    import torch
+
+    return torch.cuda.is_current_stream_capturing()
 
 
 def _rounded(size_bytes: int) -> int:

@@ -63,7 +63,7 @@ def main() -> None:
     try:
         app(prog_name="stretto")
     except StrettoError as error:
-        _say(str(error))
+        _say(str(error), error.details)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         _say("Interrupted; all ranks have been stopped.")
@@ -73,12 +73,13 @@ def main() -> None:
         sys.exit(1)
 
 
-def _say(message: str) -> None:
+def _say(message: str, details: tuple[str, ...] = ()) -> None:
     if "--json" in sys.argv[1:]:
-        typer.echo(json.dumps({"error": message}))
-    Console(stderr=True, soft_wrap=True, highlight=False).print(
-        f"[bold red]stretto:[/] {_escaped(message)}"
-    )
+        typer.echo(json.dumps({"error": message} | ({"details": details} if details else {})))
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console.print(f"[bold red]stretto:[/] {_escaped(message)}")
+    for line in details:
+        console.print(f"  {_escaped(line)}")
 
 
 def _escaped(text: str) -> str:

@@ -18,7 +18,7 @@ from stretto.cli.output import (
     progress,
     save_timeline,
 )
-from stretto.cli.run import DEFAULT_TRANSPORT, measured_json, program_here
+from stretto.cli.run import measured_json, program_here
 from stretto.cli.simulate import prediction_json
 from stretto.schedules import verified
 from stretto.schedules.language import Comparison, InvalidInput, Program, compare_timelines
@@ -63,16 +63,12 @@ def compare_command(
         raise InvalidInput("--iterations must be at least 1.")
     request = opt.Request(schedule, variant, tp, m, n, k, global_n, global_k, preset, dtype, calls)
     program = program_here(request, transport)
-    unfused = None
-    if program.world_size > 1:
-        unfused = opt.build_unfused(
-            request, load_transport(transport or DEFAULT_TRANSPORT).offered()
-        )
+    unfused = _baseline(request, program)
     programs = [program] if unfused in (None, program) else [program, unfused]
     for one in programs if verify else ():
         verified(one, alone=True)  # each has a workspace of its own
     with progress(quiet=as_json) as bar:
-        on_gpu = program.transport not in ("shared_memory",)
+        on_gpu = program.transport != "shared_memory"
         if on_gpu:
             target = _profile_of_gpus(machine)
         elif machine is None or machine == "host":
@@ -96,6 +92,19 @@ def compare_command(
         print_json(_json(program, results, predicted, comparison) | written)
     else:
         _print(program, results, predicted, comparison, written)
+
+
+def _baseline(request: opt.Request, program: Program) -> Program | None:
+    """Return the unfused Program, on the library's collectives where the transport has none."""
+    if program.world_size < 2:
+        return None
+    for name in (program.transport, "rccl"):
+        backend = load_transport(name)
+        if backend.available().usable:
+            unfused = opt.build_unfused(request, backend.offered())
+            if unfused is not None:
+                return unfused
+    return None
 
 
 def _checkable(program: Program) -> bool:

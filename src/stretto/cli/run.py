@@ -47,6 +47,9 @@ def run_command(
     warmup: Annotated[int, typer.Option(help="Executions before.")] = 2,
     seed: Annotated[int, typer.Option(help="Of the inputs.")] = 0,
     timeout: Annotated[float, typer.Option(help="Seconds that a wait may take.")] = 30.0,
+    mode: Annotated[
+        str, typer.Option(help="On GPUs: captured in a CUDA graph, or eager.")
+    ] = "graph",
     verify: opt.VerifyOption = True,
     trace: opt.TraceOption = None,
     figure: opt.FigureOption = None,
@@ -58,12 +61,19 @@ def run_command(
     check_outputs_paths(figure, trace)
     if iterations < 1 or warmup < 0 or timeout <= 0:
         raise InvalidInput("--iterations must be at least 1, --warmup at least 0, --timeout > 0.")
+    if mode not in ("graph", "eager"):
+        raise InvalidInput(f"--mode is {mode!r}; give graph or eager.")
     request = opt.Request(schedule, variant, tp, m, n, k, global_n, global_k, preset, dtype, calls)
     program = program_here(request, transport)
     if verify:
         verified(program, alone=True)  # a run has a workspace of its own
     settings = RunOptions(
-        iterations=iterations, warmup=warmup, check=check, seed=seed, timeout_s=timeout
+        iterations=iterations,
+        warmup=warmup,
+        check=check,
+        seed=seed,
+        timeout_s=timeout,
+        mode=mode,  # type: ignore[arg-type]
     )
     with working(f"running {program.world_size} ranks", quiet=as_json):
         result = run_program(program, settings)

@@ -1,0 +1,8 @@
+"""The library call: overlapped layers inside a program that uses torch.distributed."""
+
+from __future__ import annotations
+
+from stretto.runtime.library.operators import AllGatherGemm, Choice
+from stretto.runtime.library.tensor_parallel import TensorParallel
+
+__all__ = ["AllGatherGemm", "Choice", "TensorParallel"]

@@ -1,0 +1,210 @@
+"""One transport of a `TensorParallel`: its workspace, its streams, and executors by shape."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from stretto.runtime.executors.cpu import CpuExecutor
+from stretto.runtime.gemm import GemmProvider
+from stretto.runtime.hang_report import with_flag_state
+from stretto.runtime.library.replays import Replays
+from stretto.runtime.lowering import lower
+from stretto.schedules import schedule_class
+from stretto.schedules.language import Program
+from stretto.schedules.verifier import verified
+from stretto.transports.interface import Transport, Workspace, WorkspaceLayout
+
+__all__ = ["Carrier", "Form"]
+
+_GPU_EXECUTORS, _CPU_EXECUTORS = 128, 4
+"""How many are kept; one of a CPU has threads."""
+
+
+class Form(NamedTuple):
+    """What an executor is made for; weights of one form share it."""
+
+    variant: str
+    m: int
+    n: int
+    k: int
+    dtype: str
+
+
+class Carrier:
+    """Makes and keeps what a transport needs to run Programs of any form.
+
+    Parameters
+    ----------
+    transport
+        Open.
+    gemm
+        Provider of all its GEMMs.
+    verify
+        Prove every class of shapes safe before its first use.
+    """
+
+    def __init__(self, transport: Transport, gemm: GemmProvider, *, verify: bool) -> None:
+        self.transport, self.gemm, self.verify = transport, gemm, verify
+        self.workspace: Workspace | None = None
+        self._retired: list[Workspace] = []
+        self._streams: dict[str, Any] = {}
+        self._executors: OrderedDict[Form, Any] = OrderedDict()
+        self._replays = Replays()
+
+    def enqueue(self, form: Form, addresses: Mapping[str, int]) -> None:
+        """Enqueue a call on the current stream, or run it to its end on a CPU.
+
+        Parameters
+        ----------
+        form
+            Of the call.
+        addresses
+            Of the caller's tensors, which have the form's shapes.
+        """
+        executor = self.executor(form)
+        with with_flag_state(executor.executable, self.workspace):
+            self.transport.raise_if_noted()
+            if self.transport.device is None:
+                executor.executable.bind(self._use(executor), addresses)
+                executor.run()
+                executor.synchronize()
+                executor.forget_spans()
+            elif executor.capturing():
+                executor.executable.bind(self._use(executor), addresses)
+                executor.run()
+            else:
+                self._replay(form, executor, addresses)
+
+    def _replay(self, form: Form, executor: Any, addresses: Mapping[str, int]) -> None:
+        """Replay a call that has come often; enqueue it otherwise."""
+        use = self._use(executor)
+        slot = use % executor.period
+        key = (form, slot, *addresses.values())
+        graph = self._replays.find(key)
+        if graph is not None:
+            graph.replay()
+            executor.count(use)
+            return
+        executor.executable.bind(use, addresses)
+        if not self._replays.due(key):
+            executor.run()
+            return
+        self._replays.capture(key, executor.run).replay()
+
+    def _use(self, executor: Any) -> int:
+        """Return the number of the next call."""
+        return executor.uses if self.workspace is None else self.workspace.use_count
+
+    def program(self, form: Form) -> Program:
+        """Build, and prove, the Program of a form."""
+        program = schedule_class("ag-gemm", form.variant)(
+            world_size=self.transport.world_size,
+            m=form.m,
+            n=form.n,
+            k=form.k,
+            dtype=form.dtype,  # type: ignore[arg-type]
+            capabilities=type(self.transport).offered(),
+        ).build()
+        if self.verify:
+            verified(program)
+        return program
+
+    def fit(self, forms: Sequence[Form]) -> None:
+        """Make a workspace that fits all forms, if the present one does not; collective.
+
+        The old one stays for graphs that were captured with it.
+        """
+        if not forms:
+            return
+        layout = WorkspaceLayout.of(*(self.program(form) for form in forms))
+        if not (layout.buffers or layout.flags):
+            return
+        if self.workspace is not None and _fits(layout, self.workspace.layout):
+            return
+        self.forget()
+        if self.workspace is not None:
+            self._retired.append(self.workspace)
+        self.workspace = self.transport.allocate(layout)
+
+    def executor(self, form: Form) -> Any:
+        """Return the executor of a form, made now if there is none.
+
+        Raises
+        ------
+        RunFailed
+            If it would have to be made in a graph's capture and needs memory for that.
+        """
+        found = self._executors.get(form)
+        if found is not None:
+            self._executors.move_to_end(form)
+            return found
+        program = self.program(form)
+        limit = _CPU_EXECUTORS if self.transport.device is None else _GPU_EXECUTORS
+        if len(self._executors) >= limit:
+            self._executors.popitem(last=False)[1].close()
+        made = self._made(program)
+        self._executors[form] = made
+        return made
+
+    def check(self) -> None:
+        """Raise what has failed, with the flags of the Program that was used last."""
+        if not self._executors:
+            self.transport.raise_if_failed()
+            return
+        latest = next(reversed(self._executors.values()))
+        with with_flag_state(latest.executable, self.workspace):
+            self.transport.raise_if_failed()
+
+    def forget(self) -> None:
+        """Close all executors."""
+        for executor in self._executors.values():
+            executor.close()
+        self._executors.clear()
+        self._replays.clear()
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.forget()
+        for workspace in (self.workspace, *self._retired):
+            if workspace is not None:
+                workspace.close()
+        self.transport.close()
+
+    def _made(self, program: Program) -> Any:
+        if self.transport.device is None:
+            executable = lower(
+                program,
+                transport=self.transport,
+                workspace=self.workspace,
+                tensors=None,
+                gemm=self.gemm,
+            )
+            import torch
+
+            return CpuExecutor(
+                executable,
+                transport=self.transport,
+                workspace=self.workspace,
+                threads=torch.get_num_threads(),
+            )
+        from stretto.runtime.gpu import prepare
+
+        return prepare(
+            program,
+            self.transport,
+            None,
+            self.workspace,
+            gemm=self.gemm,
+            streams=self._streams,
+        )
+
+
+def _fits(needed: WorkspaceLayout, present: WorkspaceLayout) -> bool:
+    """Whether a workspace of layout `present` serves where `needed` is asked for."""
+    sizes = {name: (slot_bytes, slots) for name, slot_bytes, slots in present.buffers}
+    return needed.flags == present.flags and all(
+        name in sizes and slot_bytes <= sizes[name][0] and slots == sizes[name][1]
+        for name, slot_bytes, slots in needed.buffers
+    )

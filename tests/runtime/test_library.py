@@ -1,0 +1,77 @@
+"""The library call, on CPU processes; tests/runtime/test_gpu_library.py has it on GPUs."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import library_ranks as ranks
+import pytest
+
+from stretto.runtime.launcher import launch
+from stretto.schedules.language import PeerLost, RunFailed
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="the library needs torch"
+)
+
+
+def run(tp: int, function: Any, *arguments: Any) -> list[Any]:
+    return launch(ranks.inside, tp, "cpu", function, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("tp", "variant", "tune"),
+    [(1, "auto", True), (2, "auto", True), (2, "unfused", False), (3, "ring", False)],
+)
+def test_layers_and_shapes_share_a_workspace(tp: int, variant: str, tune: bool) -> None:
+    assert run(tp, ranks.many_shapes, variant, tune) == [[]] * tp
+
+
+def test_a_workspace_grows_for_a_later_layer() -> None:
+    assert run(2, ranks.grown) == [[], []]
+
+
+def test_a_part_of_the_world_falls_back_and_says_why() -> None:
+    for variant, transport, reason, refusal, wrong in run(2, ranks.part_of_the_world):
+        assert (variant, transport, wrong) == ("unfused", "rccl", [])
+        assert "part of the world" in refusal
+        assert refusal in reason
+
+
+def test_what_cannot_be_is_refused_with_a_sentence() -> None:
+    for said in run(2, ranks.refusals):
+        for name, words in {
+            "before prepare": "prepare() on every rank",
+            "above max_m": "takes 1 to 64",
+            "no rows": "takes 1 to 64",
+            "wrong k": "[32, 32], not [32, 31]",
+            "wrong rows": "1 to 64",
+            "wrong dtype": "torch.float64",
+            "wrong out": "contiguous [64, 48]",
+            "weight": "is a matrix",
+            "strided": "contiguous()",
+            "variant": "choose one of auto, ring",
+            "mode": "'graph' or 'eager'",
+            "gradient": "no backward",
+            "second thread": "take turns",
+            "different operators": "have different operators",
+        }.items():
+            assert words in said[name], name
+
+
+def test_a_strided_input_is_handled() -> None:
+    assert run(2, ranks.not_contiguous) == [True, True]
+
+
+def test_a_killed_rank_is_heard_of() -> None:
+    with pytest.raises((PeerLost, RunFailed), match="rank"):
+        run(2, ranks.killed_peer)
+
+
+def test_without_torch_distributed_it_says_what_to_do() -> None:
+    from stretto.runtime import TensorParallel
+    from stretto.schedules.language import InvalidInput
+
+    with pytest.raises(InvalidInput, match="init_process_group"):
+        TensorParallel()
