@@ -17,15 +17,16 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from stretto.runtime.calibration.phases import PROBE_ERRORS, Phase, reason_of
 from stretto.runtime.devices import gpu_condition
 from stretto.runtime.gemm import TorchGemm
-from stretto.schedules.language import RunFailed, StrettoError
+from stretto.schedules.language import RunFailed
 from stretto.transports.cuda.driver import bindings, called
 
-__all__ = ["PROBE_ERRORS", "Bursts", "Case", "Clock", "Phase", "calls_in", "reason_of"]
+__all__ = ["Bursts", "Case", "Clock", "DeviceHung", "calls_in"]
 
 BURST = 5
 LEAST_CALLS, MOST_CALLS, GRAPH_US, BURST_US = 4, 64, 500.0, 100_000.0
@@ -35,25 +36,7 @@ SENTINEL = 4096
 """Rows and columns of the sentinel's square operands."""
 SENTINEL_EVERY = 12
 
-PROBE_ERRORS = (
-    StrettoError,
-    RuntimeError,
-    ImportError,
-    AttributeError,
-    TypeError,
-    ValueError,
-    AssertionError,
-    MemoryError,
-)
-"""What torch, NCCL, the driver's bindings and our own layers raise when something cannot be."""
-
 Enqueue = Callable[[], Any]
-
-
-def reason_of(error: BaseException) -> str:
-    """Return an error as one line."""
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0][:240]}"
 
 
 def calls_in(estimate_us: float) -> tuple[int, int]:
@@ -62,6 +45,10 @@ def calls_in(estimate_us: float) -> tuple[int, int]:
     if calls * estimate_us > BURST_US / 2:
         calls = max(1, int(BURST_US / 2 / estimate_us))
     return calls, max(1, min(BURST, int(BURST_US / (calls * estimate_us))))
+
+
+class DeviceHung(RunFailed):
+    """The device was not done in time; what the ranks were at is out of step."""
 
 
 @dataclass(slots=True)
@@ -81,41 +68,6 @@ class Case:
     key: str
     measure: Callable[[], dict[str, float]]
     keep: Any = None
-
-
-@dataclass(slots=True)
-class Phase:
-    """What one rank found in one part of the calibration; plain values, for JSON.
-
-    Attributes
-    ----------
-    us
-        By case, a time for every round.
-    sentinel_us
-        Of the sentinel GEMM, throughout the phase.
-    conditions
-        The GPU's clock, temperature, power and throttle reasons, round by round.
-    failed
-        Cases that could not be timed, and why; "" is the phase itself.
-    seconds
-        How long it took.
-    """
-
-    us: dict[str, list[float]] = field(default_factory=dict)
-    sentinel_us: list[float] = field(default_factory=list)
-    conditions: list[dict[str, object]] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
-    seconds: float = 0.0
-
-    def plain(self) -> dict[str, Any]:
-        """Return it for JSON, times to a nanosecond."""
-        return {
-            "us": {key: [round(one, 3) for one in times] for key, times in self.us.items()},
-            "sentinel_us": [round(one, 3) for one in self.sentinel_us],
-            "conditions": self.conditions,
-            "failed": self.failed,
-            "seconds": round(self.seconds, 1),
-        }
 
 
 class Clock:
@@ -167,7 +119,8 @@ class Bursts:
     limit_s
         How long one replay may take before it counts as hung.
     release
-        Called when it does, to let go what waits; the replay is then given up.
+        Called when it does, to let go what waits, until what it is given says that the device is
+        done; the replay is then given up.
     """
 
     def __init__(
@@ -176,7 +129,7 @@ class Bursts:
         *,
         seed: int = 0,
         limit_s: float = 60.0,
-        release: Callable[[], None] | None = None,
+        release: Callable[[Callable[[], bool]], None] | None = None,
     ) -> None:
         import torch
 
@@ -224,7 +177,9 @@ class Bursts:
         side_count: int,
         *,
         before: Enqueue | None = None,
+        lead: Enqueue | None = None,
         after: Enqueue | None = None,
+        again: bool = True,
     ) -> Case:
         """Return the case of `main` on the current stream and `side` on the side stream, at once.
 
@@ -235,10 +190,11 @@ class Bursts:
         ----------
         main_count, side_count
             Operations in each.
-        before
-            Runs first, on the current stream, in no measured time.
-        after
-            Runs on the current stream after `main`, in no measured time.
+        before, lead, after
+            Run on the current stream, in no measured time: first of all; when `side` may already
+            have begun, before `main`; after `main`.
+        again
+            Warm up by a replay of the graph itself, with nothing in between; else by the sentinel.
         """
         import torch
 
@@ -254,6 +210,8 @@ class Bursts:
                 with torch.cuda.stream(self.side):
                     side()
                 other.stop(self.side)
+            if lead is not None:
+                lead()
             mine.start(current)
             main()
             mine.stop(current)
@@ -262,11 +220,15 @@ class Bursts:
             if side is not None:
                 current.wait_stream(self.side)
 
+        for work in (lead, main):  # its kernels must be loaded before anything waits beside them
+            if work is not None:
+                work()
+        self.settle()
         graph = self.captured(enqueue, warm=1)
 
         def measure() -> dict[str, float]:
-            for _ in range(2):  # the first one warms up
-                graph.replay()
+            (graph if again or self._sentinel is None else self._sentinel[0]).replay()
+            graph.replay()
             self.settle()
             whole_us = mine.us()
             found = {"main": whole_us / main_count}
@@ -280,7 +242,13 @@ class Bursts:
     # ---- rounds ------------------------------------------------------------------------------
 
     def gather(self, cases: Iterator[tuple[str, Callable[[], Case]]], phase: Phase) -> list[Case]:
-        """Make cases, leaving out those that cannot be made on every rank, with the reason."""
+        """Make cases, leaving out those that cannot be made on every rank, with the reason.
+
+        Raises
+        ------
+        DeviceHung
+            If trying one out does not end; all ranks are told to give up.
+        """
         import torch
 
         made: list[Case] = []
@@ -288,6 +256,9 @@ class Bursts:
         for key, make in cases:
             try:
                 made.append(make())
+            except DeviceHung as error:
+                self.transport.abort(f"{key}: {reason_of(error)}")
+                raise
             except PROBE_ERRORS as error:
                 failed[key] = reason_of(error)
         torch.cuda.synchronize()
@@ -305,8 +276,18 @@ class Bursts:
         Raises
         ------
         RunFailed
-            If a rank was lost, a wait gave up, or the device did not get done.
+            If a rank was lost, a wait gave up, or the device did not get done.  Ranks may then be
+            out of step, so all are told to give up.
         """
+        try:
+            self._run(cases, phase, name=name, rounds=rounds, budget_s=budget_s)
+        except PROBE_ERRORS as error:
+            self.transport.abort(reason_of(error))
+            raise
+
+    def _run(
+        self, cases: Sequence[Case], phase: Phase, *, name: str, rounds: int, budget_s: float
+    ) -> None:
         if not cases:
             return
         begun = time.monotonic()
@@ -344,7 +325,7 @@ class Bursts:
 
         Raises
         ------
-        RunFailed
+        DeviceHung
             If it is not in time; what waits has been let go.
         """
         import torch
@@ -358,8 +339,8 @@ class Bursts:
         while not event.query():
             if time.monotonic() > end:
                 if self._release is not None:
-                    self._release()
-                raise RunFailed(f"The GPU was not done within {self._limit_s:g} s.")
+                    self._release(event.query)
+                raise DeviceHung(f"The GPU was not done within {self._limit_s:g} s.")
 
     def _burst(self, graph: Any, replays: int, operations: int) -> float:
         graph.replay()

@@ -25,17 +25,13 @@ collective
 
 from __future__ import annotations
 
-import json
-import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from stretto.runtime.calibration import host_costs
-from stretto.runtime.calibration.bursts import PROBE_ERRORS, Bursts, Case, Phase, reason_of
+from stretto.runtime.calibration.bursts import Bursts, Case
 from stretto.runtime.calibration.launches import (
     Enqueue,
     Operands,
@@ -51,6 +47,7 @@ from stretto.runtime.calibration.launches import (
     spread,
     times,
 )
+from stretto.runtime.calibration.phases import PROBE_ERRORS, Phase, Phases, reason_of
 from stretto.runtime.devices import driver_version
 from stretto.schedules.language import Flag
 from stretto.transports.cuda.driver import bindings, called
@@ -140,69 +137,32 @@ def measure_gpu(transport: Any, plan: GpuPlan) -> dict[str, Any]:
         "phases": {},
     }
     with torch.cuda.stream(torch.cuda.Stream()):
-        _Calibration(transport, plan, figures).measure()
+        phases = Phases(transport, figures, partial=plan.partial, progress=plan.progress)
+        _Calibration(transport, plan, phases).measure()
     return figures
 
 
 class _Calibration:
     """One rank's measurements, phase by phase."""
 
-    def __init__(self, transport: Any, plan: GpuPlan, figures: dict[str, Any]) -> None:
-        self.transport, self.plan, self.figures = transport, plan, figures
+    def __init__(self, transport: Any, plan: GpuPlan, phases: Phases) -> None:
+        self.transport, self.plan, self.phases = transport, plan, phases
         self.bursts = Bursts(transport, seed=plan.seed)
-        self.begun = time.monotonic()
         self._group: Any = None
 
     def measure(self) -> None:
-        """Run all phases; none of the rest once the ranks are out of step."""
-        phases: list[tuple[str, Callable[[Phase], None]]] = [
-            ("push", self.push),
-            ("signal", self.signal),
-            ("host", self.host),
-            ("beside push", self.beside_push),
-            *((f"gemm {dtype}", partial(self.gemm, dtype)) for dtype in self.plan.dtypes),
-            ("collective", self.collective),
-            ("beside collective", self.beside_collective),
-        ]
-        for name, measure in phases:
-            self._say(name)
-            phase, start = Phase(), time.monotonic()
-            try:
-                measure(phase)
-            except PROBE_ERRORS as error:
-                phase.failed[""] = reason_of(error)
-            phase.seconds = time.monotonic() - start
-            self.figures["phases"][name] = phase.plain()
-            self._save()
-            if not self._in_step(phase):
-                self._say("the ranks are out of step: the rest is left out")
-                return
-        self._say("done")
-
-    def _in_step(self, phase: Phase) -> bool:
-        """Say what failed; return whether all ranks can go on."""
-        import torch
-
-        for key, reason in list(phase.failed.items())[:5]:
-            self._say(f"  not measured: {key or 'the phase'}: {reason}")
-        try:
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()
-            self.transport.raise_if_failed()
-            self.transport.exchange({"phase": "over"})
-        except RuntimeError:  # the device's, or ours (RunFailed)
-            return False
-        return True
-
-    def _say(self, text: str) -> None:
-        if self.plan.progress and self.transport.rank == 0:
-            sys.stderr.write(f"{time.monotonic() - self.begun:6.1f} s  {text}\n")
-            sys.stderr.flush()
-
-    def _save(self) -> None:
-        if self.plan.partial is not None:
-            path = Path(f"{self.plan.partial}.rank{self.transport.rank}.json")
-            path.write_text(json.dumps(self.figures))
+        """Run all phases, those that matter most first."""
+        self.phases.run(
+            [
+                ("push", self.push),
+                ("signal", self.signal),
+                ("host", self.host),
+                ("beside push", self.beside_push),
+                *((f"gemm {dtype}", partial(self.gemm, dtype)) for dtype in self.plan.dtypes),
+                ("collective", self.collective),
+                ("beside collective", self.beside_collective),
+            ]
+        )
 
     def _time(self, phase: Phase, name: str, makers: Makers, *, budget_s: float) -> None:
         cases = self.bursts.gather(makers, phase)
@@ -350,7 +310,7 @@ class _Calibration:
                     yield f"{m}/{n}/{k}", partial(self._gemm_case, operands, (m, n, k))
 
         cases = self.bursts.gather(makers(), phase)
-        self._say(f"  {len(cases)} graphs are captured")
+        self.phases.say(f"  {len(cases)} graphs are captured")
         self.bursts.warm_up(2.0)
         self.bursts.run(
             cases,

@@ -69,6 +69,9 @@ MIB = 1 << 20
 FEWEST_TO_FIT = 70
 """GEMMs below which no model is fitted (a fifth of the sites is held out of a first fit)."""
 
+RATE_BYTES = 8 * MIB
+"""Smallest push that a link's rate is taken from."""
+
 LEVEL = 0.98
 """Both directions at once are as fast as one if they reach this share of it."""
 
@@ -471,7 +474,8 @@ def _rate(points: Sequence[tuple[int, float]]) -> float:
     if len(points) < 2:
         return 0.0
     latency = points[0][1]
-    rates = [size / (us - latency) / 1e3 for size, us in points[1:] if size >= MIB and us > latency]
+    large = [point for point in points[1:] if point[0] >= RATE_BYTES and point[1] > latency]
+    rates = [size / (us - latency) / 1e3 for size, us in large]
     return max(rates, default=points[-1][0] / points[-1][1] / 1e3)
 
 

@@ -136,6 +136,68 @@ def _interval(ratios: list[float]) -> tuple[float, float, float]:
     return middle, low, high
 
 
+@bench.command("signals")
+def bench_signals(
+    rounds: Annotated[int, typer.Option(help="Rounds of every case.")] = 9,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write JSON too.")] = None,
+    as_json: opt.JsonOption = False,
+) -> None:
+    """Measure ways to signal and to wait between two GPUs, idle and beside GEMMs."""
+    import json
+
+    from stretto.runtime.bench.signals import SignalsPlan, measure_signals
+
+    if rounds < 3:
+        raise InvalidInput(f"--rounds is {rounds}; give at least 3.")
+    if output is not None and not output.parent.is_dir():
+        raise InvalidInput(f"--output must be in an existing folder, not {output}.")
+    kept = None if output is None else str(output.with_suffix(""))
+    report = measure_signals(SignalsPlan(rounds, partial=kept, progress=not as_json))
+    if output is not None:
+        output.write_text(json.dumps(report, indent=1) + "\n")
+    if as_json:
+        print_json(report)
+        return
+    shapes = list(report["shapes"])
+    print_table(
+        f"{report['protocol']}; us",
+        [
+            "candidate",
+            "idle",
+            *(f"beside {name}" for name in shapes),
+            "eager",
+            "host",
+            *(f"GEMM {name}, wait pending" for name in shapes),
+        ],
+        [
+            [
+                row["candidate"],
+                _decimal(row["idle_us"]),
+                *(_decimal(row["beside_us"][name]) for name in shapes),
+                _decimal(row["eager_us"]),
+                _decimal(row["host_us"]),
+                *(_ratio(_known(row["pending_ratio"]), name) for name in shapes),
+            ]
+            for row in report["rows"]
+        ],
+    )
+    skipped = [
+        [row["candidate"], what, reason]
+        for row in report["rows"]
+        for what, reason in row["not_measured"].items()
+    ]
+    if skipped:
+        print_table("not measured", ["candidate", "what", "reason"], skipped, left=3)
+
+
+def _known(ratios: dict[str, list[float] | None]) -> dict[str, list[float]]:
+    return {name: found for name, found in ratios.items() if found is not None}
+
+
+def _decimal(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
 @bench.command("verify")
 def bench_verify(
     tp: Annotated[

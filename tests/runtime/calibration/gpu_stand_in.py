@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stretto.schedules.language import Capabilities
+from stretto.schedules.language import Capabilities, PeerLost
 from stretto.transports import load_transport
 
 ELAPSED_MS = 0.1
@@ -68,7 +68,7 @@ class Transport:
 
         self.rank, self.world_size, self.device_index = rank, world_size, rank
         self.device = torch.device("cpu")
-        self.launched = 0
+        self.launched, self.aborted = 0, ""
 
     @classmethod
     def offered(cls) -> Capabilities:
@@ -81,6 +81,7 @@ class Transport:
             close=lambda: None,
             address=lambda buffer, *, rank, slot: 4096,
             word_address=lambda word: 4096 + 4 * layout.word_index(word),
+            call_address=lambda residue: 4096,
             read_word=lambda word: 1,
         )
 
@@ -108,7 +109,12 @@ class Transport:
         pass
 
     def exchange(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+        if self.aborted:
+            raise PeerLost(self.aborted)
         return [message] * self.world_size
+
+    def abort(self, reason: str) -> None:
+        self.aborted = reason
 
     def raise_if_failed(self) -> None:
         pass
@@ -137,6 +143,7 @@ class Driver:
     def __getattr__(self, name: str) -> Callable[..., tuple[Any, ...]]:
         answers: dict[str, tuple[Any, ...]] = {
             "cuEventCreate": (0, object()),
+            "cuStreamCreate": (0, 9),
             "cuEventElapsedTime": (0, ELAPSED_MS),
             "cuDeviceGet": (0, 0),
             "cuDeviceGetAttribute": (0, 3),

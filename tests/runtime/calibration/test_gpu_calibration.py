@@ -140,6 +140,7 @@ def small_plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> GpuPlan:
     monkeypatch.setattr(gpu_probes, "BESIDE_BYTES", 1 << 12)
     monkeypatch.setattr(gpu_probes, "BESIDE_US", 50.0)
     monkeypatch.setattr(gpu_probes, "COPY_BYTES", 1 << 12)
+    monkeypatch.setattr(host_costs, "SMALL", (8, 16, 16))
     monkeypatch.setattr(bursts.Bursts, "warm_up", lambda self, seconds: None)
     monkeypatch.setattr("stretto.runtime.gpu.prepare", lambda *_: gpu_stand_in.Executor())
     return GpuPlan(
@@ -223,6 +224,7 @@ def test_a_rank_that_is_lost_ends_the_measurements(
     phases = measure_gpu(transport, small_plan)["phases"]
     assert list(phases) == ["push"]
     assert "rank 1 died" in phases["push"]["failed"][""]
+    assert "rank 1 died" in transport.aborted  # so the others do not go on either
 
 
 # ---- the plan, and where there is no GPU ---------------------------------------------------------
