@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +103,7 @@ def _measure(rank: Rank, plan: GpuPlan) -> dict[str, Any]:
         rank.index, rank.world_size, rank.store, timeout_s=WAIT_S, join_timeout_s=JOIN_S
     )
     try:
-        return {"date": date.today().isoformat(), **measure_gpu(transport, plan)}
+        return measure_gpu(transport, plan)
     finally:
         transport.close()
 

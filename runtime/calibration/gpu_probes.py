@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import date
 from functools import partial
 from typing import Any
 
@@ -124,14 +125,15 @@ def measure_gpu(transport: Any, plan: GpuPlan) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``rank``, ``world_size``, ``device`` (what it is), ``versions``, and ``phases`` by name
-        (`Phase.plain`).
+        ``rank``, ``world_size``, ``date``, ``device`` (what it is), ``versions``, and ``phases`` by
+        name (`Phase.plain`).
     """
     import torch
 
     figures: dict[str, Any] = {
         "rank": transport.rank,
         "world_size": plan.world_size,
+        "date": date.today().isoformat(),
         "device": _device(transport),
         "versions": versions(),
         "phases": {},

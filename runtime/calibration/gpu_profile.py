@@ -82,7 +82,8 @@ def gpu_profile(ranks: Sequence[Mapping[str, Any]], *, name: str | None = None) 
     Parameters
     ----------
     ranks
-        By rank, as from `stretto.runtime.calibration.gpu_probes.measure_gpu`, with a ``date``.
+        By rank, as from `stretto.runtime.calibration.gpu_probes.measure_gpu`, or as read from the
+        files that it leaves.
     name
         Of the profile; by default made of the device's name and number.
 
