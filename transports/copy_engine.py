@@ -235,6 +235,7 @@ class CopyEngineTransport(Transport):
         if (source.rows, source.row_bytes) != (destination.rows, destination.row_bytes):
             raise InvalidInput(f"A put of {source} into {destination} differs in shape.")
         where = stream_of(stream)
+        own = self._holder(destination)
         if not source.total_bytes:
             return _nothing
         driver = bindings()
@@ -243,12 +244,14 @@ class CopyEngineTransport(Transport):
             source.pitch_bytes == destination.pitch_bytes == source.row_bytes
         )
         if not contiguous:
-            return self._put_rectangle(source, destination, where, what)
+            return self._put_rectangle(source, destination, own, where, what)
         copy = driver.cuMemcpyDtoDAsync
         to, of = driver.CUdeviceptr(destination.address), driver.CUdeviceptr(source.address)
         size_bytes = source.total_bytes
 
         def launch(call: int) -> Sequence[int]:
+            if own.closed:
+                own.check_open()
             (code,) = copy(to, of, size_bytes, where.handle)
             if int(code):
                 raise failed(what, code)
@@ -257,7 +260,12 @@ class CopyEngineTransport(Transport):
         return launch
 
     def _put_rectangle(
-        self, source: Memory, destination: Memory, where: CudaStream, what: str
+        self,
+        source: Memory,
+        destination: Memory,
+        own: CudaWorkspace,
+        where: CudaStream,
+        what: str,
     ) -> Launch:
         driver = bindings()
         shape = driver.CUDA_MEMCPY2D()
@@ -267,6 +275,7 @@ class CopyEngineTransport(Transport):
         shape.WidthInBytes, shape.Height = source.row_bytes, source.rows
 
         def launch(call: int) -> Sequence[int]:
+            own.check_open()
             called(what, driver.cuMemcpy2DAsync(shape, where.handle))
             return ()
 
@@ -302,6 +311,8 @@ class CopyEngineTransport(Transport):
         what = f"rank {self.rank}, stream {label.stream!r}, operation {label.operation!r}: a signal"
 
         def launch(call: int) -> Sequence[int]:
+            if own.closed:
+                own.check_open()
             source = sources[call % period]
             handle = where.handle
             for target in targets:
@@ -340,7 +351,7 @@ class CopyEngineTransport(Transport):
                         "stretto_post", len(words), *head, call, *self._watch.giving_up(number)
                     )
                 )
-        return _by_residue(kernels, where)
+        return _by_residue(kernels, workspace, where)
 
     def wait(
         self,
@@ -383,7 +394,7 @@ class CopyEngineTransport(Transport):
                     takes,
                 )
             )
-        return _by_residue(kernels, stream_of(stream))
+        return _by_residue(kernels, own, stream_of(stream))
 
     def begin(
         self,
@@ -405,7 +416,7 @@ class CopyEngineTransport(Transport):
                 len(words),
             )
             kernels.append(own.begin_kernel(residue, table, self._watch.giving_up(number)))
-        return _by_residue(kernels, stream_of(stream))
+        return _by_residue(kernels, own, stream_of(stream))
 
     def collective(
         self,
@@ -498,6 +509,18 @@ class CopyEngineTransport(Transport):
             kernel.launch(0)
         torch.cuda.synchronize()
 
+    def _holder(self, destination: Memory) -> CudaWorkspace:
+        """Return the workspace that a put's destination is in."""
+        size = 0
+        if destination.total_bytes:
+            size = (destination.rows - 1) * destination.pitch_bytes + destination.row_bytes
+        for workspace in self._workspaces:
+            if not workspace.closed and workspace.holds(destination.address, size):
+                return workspace
+        raise InvalidInput(
+            f"A put must go into one slot of a symmetric buffer; {destination} is not in one."
+        )
+
     def _own(self, workspace: Workspace) -> CudaWorkspace:
         if isinstance(workspace, CudaWorkspace) and workspace in self._workspaces:
             return workspace
@@ -558,10 +581,12 @@ def _u32(value: int) -> ctypes.c_uint32:
     return ctypes.c_uint32(value & 0xFFFFFFFF)
 
 
-def _by_residue(kernels: list[Kernel], where: CudaStream) -> Launch:
+def _by_residue(kernels: list[Kernel], workspace: CudaWorkspace, where: CudaStream) -> Launch:
     period = len(kernels)
 
     def launch(call: int) -> Sequence[int]:
+        if workspace.closed:
+            workspace.check_open()
         kernels[call % period].launch(where.handle)
         return ()
 

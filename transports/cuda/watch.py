@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from stretto.schedules.language import PeerLost, StrettoError, WaitTimeout, Word
+from stretto.schedules.language import PeerLost, RunFailed, StrettoError, WaitTimeout, Word
 from stretto.transports.interface import Label
 from stretto.transports.posix.control import Control
 
@@ -75,7 +75,12 @@ class Watch:
 
     def raise_if_failed(self) -> None:
         """Look now, and raise the first failure if there has been one."""
-        self._note()
+        if not self._closed.is_set():
+            self._note()
+        elif self._error is None and int(self._page[RECORD_AT]):
+            raise RunFailed(
+                f"rank {self._control.rank}: a wait was running when the transport was closed."
+            )
         self.raise_if_noted()
 
     def raise_if_noted(self) -> None:
@@ -84,8 +89,9 @@ class Watch:
             raise self._error
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread, and whatever still waits on this device."""
         self._closed.set()
+        self.let_go()
         self._thread.join(5)
 
     def _work(self) -> None:

@@ -90,18 +90,34 @@ class CudaWorkspace(Workspace):
     # ---- addresses ---------------------------------------------------------------------------
 
     def address(self, buffer: str, *, rank: int, slot: int) -> int:
-        self._check()
+        self.check_open()
         for name, slot_bytes, slots in self.layout.buffers:
-            if name == buffer:
-                if not 0 <= slot < slots:
-                    raise InvalidInput(f"Buffer {buffer!r} has {slots} slots, none at {slot}.")
+            if name == buffer and 0 <= slot < slots and 0 <= rank < self.layout.world_size:
                 return self.peers[rank] + self._offsets[name] + slot * _rounded(slot_bytes)
-        raise InvalidInput(f"The workspace has no buffer {buffer!r}.")
+        raise InvalidInput(f"The workspace has no buffer {buffer!r}, slot {slot}, rank {rank}.")
 
     def word_address(self, word: Word) -> int:
-        self._check()
+        self.check_open()
+        flag = self.layout.flag(word.flag)
+        if not (
+            0 <= word.home < self.layout.world_size
+            and 0 <= word.slot < flag.slots
+            and 0 <= word.position < flag.count
+        ):
+            raise InvalidInput(f"The workspace has no word {word}.")
         place = self._words_offset + 4 * self.layout.word_index(word)
         return self.peers[word.home] + place
+
+    def holds(self, address: int, size_bytes: int) -> bool:
+        """Whether bytes lie in one slot of one buffer of any rank."""
+        return any(
+            0
+            <= address - (peer + self._offsets[name] + slot * _rounded(slot_bytes))
+            <= slot_bytes - size_bytes
+            for peer in self.peers
+            for name, slot_bytes, slots in self.layout.buffers
+            for slot in range(slots)
+        )
 
     def read_word(self, word: Word) -> int:
         return self._read(self.word_address(word))
@@ -128,7 +144,7 @@ class CudaWorkspace(Workspace):
         return value.value
 
     def device_handle(self) -> DeviceHandle:
-        self._check()
+        self.check_open()
         return DeviceHandle(
             peers=self.peers,
             multicast=None,
@@ -225,9 +241,10 @@ class CudaWorkspace(Workspace):
             *giving_up,
         )
 
-    def _check(self) -> None:
+    def check_open(self) -> None:
+        """Raise `RunFailed` if it has been closed."""
         if self.closed:
-            raise RunFailed("The workspace has been closed.")
+            raise RunFailed("This rank has closed the workspace; it can no longer be used.")
 
 
 def _int32() -> Any:

@@ -136,6 +136,51 @@ def _interval(ratios: list[float]) -> tuple[float, float, float]:
     return middle, low, high
 
 
+@bench.command("host")
+def bench_host(
+    tp: Annotated[int, typer.Option(help="Number of GPUs.")] = 2,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write JSON too.")] = None,
+    as_json: opt.JsonOption = False,
+) -> None:
+    """Measure what a call costs the host, by operation, on GPUs."""
+    from stretto.transports import load_transport
+
+    state = load_transport("copy_engine").available()
+    if not state.usable:
+        raise Unavailable(f"bench host needs NVIDIA GPUs: {state.reason}.")
+    from stretto.runtime.bench.host import measure_host
+
+    with working("measuring", quiet=as_json):
+        report = measure_host(tp)
+    if output is not None:
+        import json
+
+        output.write_text(json.dumps(report, indent=1) + "\n")
+    if as_json:
+        print_json(report)
+        return
+    print_table(
+        report["protocol"],
+        ["variant", "us a call", "operations", "us an operation", "us in a graph", "by kind"],
+        [
+            [
+                row["variant"],
+                f"{row['call_us']:.1f}",
+                str(row["operations"]),
+                f"{row['operation_us']:.2f}",
+                f"{row['graph_call_us']:.2f}",
+                ", ".join(f"{kind} {us:.1f}" for kind, us in row["by_kind_us"].items()),
+            ]
+            for row in report["rows"]
+        ],
+    )
+    print_table(
+        "a library call of the variant eager",
+        ["tensors", "us"],
+        [[name.removesuffix("_us"), f"{us:.1f}"] for name, us in report["library"].items()],
+    )
+
+
 @bench.command("signals")
 def bench_signals(
     rounds: Annotated[int, typer.Option(help="Rounds of every case.")] = 9,
