@@ -1,13 +1,11 @@
 """What a Program becomes for one rank: launches in enqueue order, and the caller's tensors.
 
 Addresses of the workspace are fixed when a Program is lowered.  The caller's tensors may be others
-in every call: the launches that touch them are `LateLaunch`, prepared anew by `Executable.bind` and
-remembered by address, since allocators give the same few addresses again and again.
+in every call: the launches that touch them are `LateLaunch`, prepared by `Executable.bind`.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,9 +14,6 @@ from stretto.schedules.language import FlagEvent, Operation, Program, RunFailed,
 from stretto.transports.interface import Launch
 
 __all__ = ["Executable", "LateLaunch", "LoweredOperation", "TensorBinder"]
-
-_BINDINGS_KEPT = 512
-"""Sets of addresses whose launches are remembered, per slot."""
 
 
 class LateLaunch:
@@ -35,41 +30,33 @@ class LateLaunch:
 
 
 def _unbound(call: int) -> Sequence[int]:
-    raise RunFailed("The Program was lowered without tensors; bind some before a call.")
+    raise RunFailed("The Program has no tensors of the caller's; bind some before a call.")
 
 
 class TensorBinder:
-    """Addresses of the caller's tensors, and the launches that depend on them, by slot residue."""
+    """The caller's tensors by buffer, and the launches that depend on them by slot residue."""
 
     def __init__(self) -> None:
-        self.addresses: dict[str, int] = {}
+        self.tensors: dict[str, Any] = {}
         self._late: dict[int, list[LateLaunch]] = {}
-        self._bound: dict[int, tuple[int, ...]] = {}
-        self._known: dict[int, OrderedDict[tuple[int, ...], tuple[Launch, ...]]] = {}
 
     def late(self, slot: int, prepare: Callable[[], Launch]) -> LateLaunch:
-        """Return a launch that `bind` prepares again."""
+        """Return a launch that `bind` prepares."""
         launch = LateLaunch(prepare)
         self._late.setdefault(slot, []).append(launch)
         return launch
 
-    def bind(self, slot: int, addresses: Mapping[str, int]) -> None:
-        """Let the launches of a slot residue use these addresses."""
-        key = tuple(addresses.values())
-        if self._bound.get(slot) == key:
-            return
-        known = self._known.setdefault(slot, OrderedDict())
-        late = self._late.get(slot, [])
-        launches = known.get(key)
-        if launches is None:
-            self.addresses.update(addresses)
-            launches = tuple(one.prepare() for one in late)
-            known[key] = launches
-            if len(known) > _BINDINGS_KEPT:
-                known.popitem(last=False)
-        for one, launch in zip(late, launches, strict=True):
-            one.launch = launch
-        self._bound[slot] = key
+    def bind(self, slot: int, tensors: Mapping[str, Any]) -> None:
+        """Let the launches of a slot residue use these tensors."""
+        self.tensors.update(tensors)
+        for one in self._late.get(slot, ()):
+            one.launch = one.prepare()
+
+    def release(self, slot: int) -> None:
+        """Let go of the tensors; the launches of that slot must be bound again."""
+        self.tensors.clear()
+        for one in self._late.get(slot, ()):
+            one.launch = _unbound
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +101,7 @@ class Executable:
     binder
         Of the caller's tensors.
     keep
-        What must live as long as the launches: scratch memory, and the tensors that it was lowered
-        with.
+        Memory that must live as long as the launches.
     """
 
     program: Program
@@ -125,20 +111,23 @@ class Executable:
     binder: TensorBinder
     keep: tuple[Any, ...] = field(repr=False, default=())
 
-    def bind(self, call: int, addresses: Mapping[str, int]) -> None:
+    def bind(self, call: int, tensors: Mapping[str, Any]) -> None:
         """Let a call use other tensors of the caller's, of the shapes that were lowered.
 
-        Nothing is checked and nothing kept alive: both are the caller's part.  The launches of that
-        slot point there until they are bound again.
+        Nothing is checked: that is the caller's part.  The tensors are kept until `release`.
 
         Parameters
         ----------
         call
             Its number; launches of its slot are bound.
-        addresses
-            Of the caller's buffers, all of them, by name and always in the same order.
+        tensors
+            The caller's, all of them, by buffer.
         """
-        self.binder.bind(call % self.program.slot_period, addresses)
+        self.binder.bind(call % self.program.slot_period, tensors)
+
+    def release(self, call: int) -> None:
+        """Let go of the tensors that a call was bound to, once it has been enqueued."""
+        self.binder.release(call % self.program.slot_period)
 
     def sync_events(
         self, operation: Operation, call: int, seen: Sequence[int] = ()

@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from stretto.runtime.executors.clock import clock_base
+from stretto.runtime.executors.cpu import host_cores
 from stretto.runtime.executors.cuda import CudaExecutor
 from stretto.runtime.gemm import GemmProvider, TorchGemm
 from stretto.runtime.hang_report import with_flag_state
@@ -111,6 +112,7 @@ def execute_on_gpu(
 
     from stretto.runtime.session import RankRun, host_id, start_together
 
+    torch.set_num_threads(max(1, host_cores() // rank.world_size))  # for the reference
     layout = WorkspaceLayout.of(program)
     workspace = transport.allocate(layout) if layout.buffers or layout.flags else None
     tensors = {

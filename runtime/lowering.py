@@ -8,7 +8,6 @@ already (`stretto.runtime.executable` says when the caller's tensors are).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -87,8 +86,8 @@ def lower(
         if buffer.of_caller
     }
     for slot in range(program.slot_period):
-        executable.bind(slot, {name: tensor.data_ptr() for name, tensor in given.items()})
-    return replace(executable, keep=(*keep, *given.values()))
+        executable.bind(slot, given)
+    return executable
 
 
 def _checked(buffer: Buffer, tensor: Any, transport: Transport) -> Any:
@@ -139,7 +138,6 @@ class _Lowering:
             for buffer in program.buffers
             if buffer.kind == "local" and not buffer.of_caller
         }
-        self._rectangles: dict[tuple[View, int], Rectangle] = {}
 
     def body(self, body: Body) -> tuple[LoweredOperation, ...]:
         entries = set(self.program.entries(body))
@@ -174,108 +172,116 @@ class _Lowering:
         shape = (rows, buffer.columns.stored(self.world_size))
         return make(shape, dtype=torch_dtype(buffer.dtype), device=self.device)
 
+    def _rectangle(self, view: View, slot: int) -> Rectangle:
+        buffer = self.program.buffer[view.buffer]
+        return view.resolve(buffer, rank=self.rank, world_size=self.world_size, call=slot)
+
+    def _memory(self, view: View, slot: int) -> Callable[[], Memory]:
+        """Return what gives a view's memory: the caller's may be another in every call."""
+        buffer, rectangle = self.program.buffer[view.buffer], self._rectangle(view, slot)
+        if not buffer.of_caller:
+            base = self._base(buffer, owner=rectangle.owner, slot=rectangle.slot)
+            fixed = memory_of(base, buffer, rectangle, self.world_size)
+            return lambda: fixed
+        within, tensors = memory_of(0, buffer, rectangle, self.world_size), self.binder.tensors
+        name = buffer.name
+        return lambda: within._replace(address=within.address + tensors[name].data_ptr())
+
     def _base(self, buffer: Buffer, *, owner: int, slot: int) -> int:
+        """Return where a slot of a buffer begins that is not the caller's."""
         if buffer.kind == "symmetric":
             if self.workspace is None:
                 raise InvalidInput(
                     f"Buffer {buffer.name!r} is symmetric but there is no workspace."
                 )
             return self.workspace.address(buffer.name, rank=owner, slot=slot)
-        if buffer.of_caller:
-            return self.binder.addresses[buffer.name]
         address: int = self.scratch[buffer.name].data_ptr()
         return address + slot * buffer.slot_bytes(self.world_size)
 
-    def _rectangle(self, view: View, slot: int) -> Rectangle:
-        found = self._rectangles.get((view, slot))
-        if found is None:
-            buffer = self.program.buffer[view.buffer]
-            found = view.resolve(buffer, rank=self.rank, world_size=self.world_size, call=slot)
-            self._rectangles[view, slot] = found
-        return found
-
-    def _memory(self, view: View, slot: int) -> Memory:
+    def _tensor(self, view: View, slot: int) -> Callable[[], Any]:
+        """Return what gives a view's rectangle as a tensor."""
         buffer, rectangle = self.program.buffer[view.buffer], self._rectangle(view, slot)
-        base = self._base(buffer, owner=rectangle.owner, slot=rectangle.slot)
-        return memory_of(base, buffer, rectangle, self.world_size)
-
-    def _tensor(self, view: View, slot: int) -> Any:
-        """Return a view's rectangle as a tensor, which keeps no memory alive."""
-        dtype = self.program.buffer[view.buffer].dtype
-        return tensor_at(self._memory(view, slot), dtype, self.device)
+        if not buffer.of_caller:
+            fixed = tensor_at(self._memory(view, slot)(), buffer.dtype, self.device)
+            return lambda: fixed
+        name, tensors = buffer.name, self.binder.tensors
+        row, rows, column, columns = rectangle[3:]
+        if columns == buffer.columns.stored(self.world_size):
+            return lambda: tensors[name].narrow(0, row, rows)
+        return lambda: tensors[name].narrow(0, row, rows).narrow(1, column, columns)
 
     # ---- launches ----------------------------------------------------------------------------
 
     def _launch(self, operation: Operation, slot: int) -> Launch:
-        if isinstance(operation, Put):
-            return self._put(operation, slot)
         if isinstance(operation, (Signal, Wait)):
             return self._flags(operation, slot)
-        prepare = partial(self._prepared, operation, slot)
-        if self._touches_caller(operation):
+        launch = self._bound(operation, slot, self._preparation(operation, slot))
+        if isinstance(operation, Put) and operation.signal is not None and self.workspace:
+            return self._with_signal(operation, slot, launch)
+        return launch
+
+    def _bound(self, operation: Operation, slot: int, prepare: Callable[[], Launch]) -> Launch:
+        """Prepare now, or whenever the caller's tensors are known if it touches them."""
+        views = (*operation.reads(), *operation.writes())
+        if any(self.program.buffer[view.buffer].of_caller for view in views):
             return self.binder.late(slot, prepare)
         return prepare()
 
-    def _touches_caller(self, operation: Operation) -> bool:
-        views = (*operation.reads(), *operation.writes())
-        return any(self.program.buffer[view.buffer].of_caller for view in views)
-
-    def _prepared(self, operation: Operation, slot: int) -> Launch:
+    def _preparation(self, operation: Operation, slot: int) -> Callable[[], Launch]:
+        """Return what makes the launch, with all that does not change worked out already."""
+        if isinstance(operation, Put):
+            return self._put(operation, slot)
         if isinstance(operation, Gemm):
             return self._gemm(operation, slot)
         if isinstance(operation, Collective):
             return self._collective(operation, slot)
         if isinstance(operation, Copy):
             source = self._tensor(operation.source, slot)
-            return _without_call(partial(self._tensor(operation.destination, slot).copy_, source))
+            target = self._tensor(operation.destination, slot)
+            return lambda: _without_call(partial(target().copy_, source()))
         if isinstance(operation, Fill):
-            destination = self._tensor(operation.destination, slot)
-            return _without_call(partial(destination.fill_, operation.number))
+            target, number = self._tensor(operation.destination, slot), operation.number
+            return lambda: _without_call(partial(target().fill_, number))
         if isinstance(operation, Reduce):
-            inputs = [self._tensor(view, slot) for view in operation.inputs]
-            return _without_call(partial(_reduce, inputs, self._tensor(operation.out, slot)))
+            return self._sum(operation.inputs, operation.out, slot)
         if isinstance(operation, RowOp) and operation.function == "add":
-            inputs = [self._tensor(view, slot) for view in operation.inputs]
-            return _without_call(partial(_reduce, inputs, self._tensor(operation.outputs[0], slot)))
+            return self._sum(operation.inputs, operation.outputs[0], slot)
         raise Unsupported(
             f"operation {operation.id}: {operation.kind} "
             f"{getattr(operation, 'function', '')!r} cannot be executed for real yet; "
             "it can be simulated."
         )
 
-    def _gemm(self, operation: Gemm, slot: int) -> Launch:
-        accumulate = None
-        if operation.accumulate is not None:
-            accumulate = self._tensor(operation.accumulate, slot)
-        return _without_call(
-            self.gemm.prepare(
-                self._tensor(operation.a, slot),
-                self._tensor(operation.b, slot),
-                self._tensor(operation.out, slot),
-                accumulate,
-            )
-        )
+    def _sum(self, inputs: Sequence[View], out: View, slot: int) -> Callable[[], Launch]:
+        terms, target = [self._tensor(view, slot) for view in inputs], self._tensor(out, slot)
+        return lambda: _without_call(partial(_reduce, [term() for term in terms], target()))
 
-    def _put(self, operation: Put, slot: int) -> Launch:
-        label = Label(operation.stream, operation.id)
+    def _gemm(self, operation: Gemm, slot: int) -> Callable[[], Launch]:
+        a, b = self._tensor(operation.a, slot), self._tensor(operation.b, slot)
+        out, provider = self._tensor(operation.out, slot), self.gemm
+        if operation.accumulate is None:
+            return lambda: _without_call(provider.prepare(a(), b(), out(), None))
+        addend = self._tensor(operation.accumulate, slot)
+        return lambda: _without_call(provider.prepare(a(), b(), out(), addend()))
 
-        def prepare() -> Launch:
-            return self.transport.put(
-                self._memory(operation.source, slot),
-                self._memory(operation.destination, slot),
-                stream=self._stream(operation),
-                label=label,
-            )
+    def _put(self, operation: Put, slot: int) -> Callable[[], Launch]:
+        source = self._memory(operation.source, slot)
+        target = self._memory(operation.destination, slot)
+        label, stream = Label(operation.stream, operation.id), self._stream(operation)
+        put = self.transport.put
+        return lambda: put(source(), target(), stream=stream, label=label)
 
-        late = self._touches_caller(operation)
-        put = self.binder.late(slot, prepare) if late else prepare()
-        if operation.signal is None or self.workspace is None:
-            return put
+    def _with_signal(self, operation: Put, slot: int, put: Launch) -> Launch:
+        assert self.workspace is not None
         (sync,) = operation.signals()
         flag = self.program.flag[sync.word.flag]
         word = sync.word.resolve(flag, rank=self.rank, world_size=self.world_size, call=slot)
         signal = self.transport.signal(
-            self.workspace, [word], sync.value, stream=self._stream(operation), label=label
+            self.workspace,
+            [word],
+            sync.value,
+            stream=self._stream(operation),
+            label=Label(operation.stream, operation.id),
         )
 
         def put_then_signal(call: int) -> Sequence[int]:
@@ -305,22 +311,24 @@ class _Lowering:
             label=Label(operation.stream, operation.id),
         )
 
-    def _collective(self, operation: Collective, slot: int) -> Launch:
+    def _collective(self, operation: Collective, slot: int) -> Callable[[], Launch]:
         if self.workspace is None:
             raise InvalidInput(f"operation {operation.id} needs a workspace.")
         source = self.program.buffer[operation.source.buffer]
         destination = self.program.buffer[operation.destination.buffer]
-        blocks = source if operation.collective == "all_gather" else destination
-        return self.transport.collective(
+        rows = (source if operation.collective == "all_gather" else destination).rows
+        make = partial(
+            self.transport.collective,
             self.workspace,
             operation.collective,
-            self._memory(operation.source, slot),
-            self._memory(operation.destination, slot),
             dtype=source.dtype,
-            blocks=[blocks.rows.valid(rank, self.world_size) for rank in range(self.world_size)],
+            blocks=[rows.valid(rank, self.world_size) for rank in range(self.world_size)],
             stream=self._stream(operation),
             label=Label(operation.stream, operation.id),
         )
+        taken = self._memory(operation.source, slot)
+        given = self._memory(operation.destination, slot)
+        return lambda: make(taken(), given())
 
     def _stream(self, operation: Operation) -> Any:
         return self.streams.get(operation.stream, operation.stream)

@@ -30,6 +30,7 @@ from statistics import median
 from typing import Any
 
 from stretto.runtime.bench.machine import gpu_machine
+from stretto.runtime.bench.predictions import errors_of
 from stretto.runtime.gemm import GemmProvider, GemmShape, TorchGemm
 from stretto.runtime.launcher import Rank, launch
 from stretto.runtime.library import AllGatherGemm, TensorParallel
@@ -59,6 +60,10 @@ class BenchPlan:
     seed: int = 0
     partial: Path | None = None
     """Where rank 0 writes the report after every shape, so that a lost run leaves what it had."""
+    predicted: tuple[dict[str, Any], ...] = ()
+    """What a profile predicted before (`stretto.runtime.bench.predictions`)."""
+    profile: str = ""
+    """Its name."""
 
 
 @dataclass(slots=True)
@@ -123,6 +128,19 @@ def _report(plan: BenchPlan, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "world_size": plan.world_size,
         "dtype": plan.dtype,
         "rows": rows,
+    } | _prediction(plan, rows)
+
+
+def _prediction(plan: BenchPlan, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    if not plan.predicted:
+        return {}
+    return {
+        "prediction": {
+            "profile": plan.profile,
+            "made": "before the measurement",
+            "rows": list(plan.predicted),
+            "errors": errors_of(plan.predicted, rows),
+        }
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from stretto.runtime.executors.cpu import CpuExecutor
@@ -53,45 +54,46 @@ class Carrier:
         self._executors: OrderedDict[Form, Any] = OrderedDict()
         self._replays = Replays()
 
-    def enqueue(self, form: Form, addresses: Mapping[str, int]) -> None:
+    def enqueue(self, form: Form, tensors: Mapping[str, Any]) -> None:
         """Enqueue a call on the current stream, or run it to its end on a CPU.
 
         Parameters
         ----------
         form
             Of the call.
-        addresses
-            Of the caller's tensors, which have the form's shapes.
+        tensors
+            The caller's, by buffer, which have the form's shapes.
         """
         executor = self.executor(form)
         with with_flag_state(executor.executable, self.workspace):
             self.transport.raise_if_noted()
-            if self.transport.device is None:
-                executor.executable.bind(self._use(executor), addresses)
-                executor.run()
-                executor.synchronize()
-                executor.forget_spans()
-            elif executor.capturing():
-                executor.executable.bind(self._use(executor), addresses)
-                executor.run()
+            if self.transport.device is None or executor.capturing():
+                self._run(executor, tensors)
             else:
-                self._replay(form, executor, addresses)
+                self._replay(form, executor, tensors)
 
-    def _replay(self, form: Form, executor: Any, addresses: Mapping[str, int]) -> None:
+    def _run(self, executor: Any, tensors: Mapping[str, Any]) -> None:
+        use = self._use(executor)
+        executor.executable.bind(use, tensors)
+        executor.run()
+        if self.transport.device is None:
+            executor.synchronize()
+            executor.forget_spans()
+        executor.executable.release(use)
+
+    def _replay(self, form: Form, executor: Any, tensors: Mapping[str, Any]) -> None:
         """Replay a call that has come often; enqueue it otherwise."""
         use = self._use(executor)
         slot = use % executor.period
-        key = (form, slot, *addresses.values())
+        key = (form, slot, *(tensor.data_ptr() for tensor in tensors.values()))
         graph = self._replays.find(key)
         if graph is not None:
             graph.replay()
             executor.count(use)
-            return
-        executor.executable.bind(use, addresses)
-        if not self._replays.due(key):
-            executor.run()
-            return
-        self._replays.capture(key, executor.run).replay()
+        elif self._replays.due(key):
+            self._replays.capture(key, partial(self._run, executor, tensors)).replay()
+        else:
+            self._run(executor, tensors)
 
     def _use(self, executor: Any) -> int:
         """Return the number of the next call."""

@@ -70,7 +70,8 @@ class AllGatherGemm:
             raise InvalidInput(f"The weight is on {weight.device}, the group on {parallel.device}.")
         if max_m < 1:
             raise InvalidInput(f"max_m is {max_m}; give the most rows that a call may have.")
-        self.weight, self.max_m, self.variant, self.dtype = weight, max_m, variant, dtype
+        self.weight, self.max_m, self.variant, self.dtype = weight.detach(), max_m, variant, dtype
+        self._learns = weight.requires_grad
         self.n, self.k = weight.shape
         self.prepared = False
         self.parallel = parallel
@@ -144,7 +145,7 @@ class AllGatherGemm:
             )
         import torch
 
-        if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        if torch.is_grad_enabled() and (x.requires_grad or self._learns):
             raise InvalidInput("There is no backward pass; call it under torch.no_grad().")
 
     def _check_out(self, out: Any, m: int) -> None:

@@ -241,9 +241,8 @@ class TensorParallel:
 
     def enqueue(self, operator: AllGatherGemm, variant: str, m: int, x: Any, out: Any) -> None:
         """Enqueue a call by this variant."""
-        addresses = {"x": x.data_ptr(), "w": operator.weight.data_ptr(), "y": out.data_ptr()}
-        carrier = self._carriers[self._transport_of(variant)]
-        carrier.enqueue(operator.form(variant, m), addresses)
+        tensors = {"x": x, "w": operator.weight, "y": out}
+        self.carrier_of(variant).enqueue(operator.form(variant, m), tensors)
 
     def move_to(self, stream: Any) -> None:
         """Let the next calls come on another CUDA stream, after all that were made so far."""

@@ -40,7 +40,7 @@ def load_gemms(parallel: TensorParallel, operators: list[AllGatherGemm]) -> None
     for one in operators:
         for rows in {ceil_div(one.max_m, parallel.world_size), one.max_m}:
             a = one.weight.new_zeros((rows, one.k))
-            parallel.gemm.prepare(a, one.weight.detach(), a.new_empty((rows, one.n)), None)()
+            parallel.gemm.prepare(a, one.weight, a.new_empty((rows, one.n)), None)()
     if parallel.device.type != "cpu":
         import torch
 
@@ -65,8 +65,7 @@ def _gemm_times(parallel: TensorParallel, operator: AllGatherGemm, rows: int) ->
     a = torch.randn((rows, operator.k), device=parallel.device).to(operator.weight.dtype)
     out = a.new_empty((rows, operator.n))
     calls = {
-        one.name: one.prepare(a, operator.weight.detach(), out, None)
-        for one in parallel.gemm.providers
+        one.name: one.prepare(a, operator.weight, out, None) for one in parallel.gemm.providers
     }
     best = dict.fromkeys(calls, float("inf"))
     for _ in range(ROUNDS):

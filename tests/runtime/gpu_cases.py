@@ -378,9 +378,10 @@ def a_bad_address_is_named(rank: Rank) -> list[str]:
     parallel, operators = _opened(variant="eager")
     one = operators[0]
     executor = parallel.carrier_of("eager").executor(one.form("eager", 64))
-    y = one.weight.new_empty((64, one.n))
+    nowhere = Nowhere(one.weight.new_empty((32, one.k)))
     executor.executable.bind(
-        executor.workspace.use_count, {"x": 16, "w": one.weight.data_ptr(), "y": y.data_ptr()}
+        executor.workspace.use_count,
+        {"x": nowhere, "w": one.weight, "y": one.weight.new_empty((64, one.n))},
     )
     try:
         executor.run()
@@ -389,6 +390,16 @@ def a_bad_address_is_named(rank: Rank) -> list[str]:
     finally:
         parallel.exchange("over")
     return ["it was not refused"]
+
+
+class Nowhere:
+    """A tensor that says it is where nothing is."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.narrow = tensor.narrow
+
+    def data_ptr(self) -> int:
+        return 16
 
 
 def _device_idle() -> None:

@@ -9,9 +9,10 @@ import pytest
 
 from stretto.schedules import SCHEDULES, Program, schedule_class
 from stretto.schedules.language import WaitTimeout
+from stretto.schedules.verifier import check_timeline
 from stretto.transports import load_transport
 
-VARIANTS = [variant for variant in SCHEDULES["ag-gemm"] if variant != "unfused"]
+OVERLAPPED = [variant for variant in SCHEDULES["ag-gemm"] if variant != "unfused"]
 
 # Ranks may share a GPU: TP4 and TP8 are checked for correctness on two.
 os.environ.setdefault("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
@@ -20,7 +21,8 @@ os.environ.setdefault("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
 def program(
     variant: str, tp: int, m: int, *, n: int = 256, k: int = 512, dtype: str = "bf16"
 ) -> Program:
-    capabilities = load_transport("copy_engine").offered()
+    name = "rccl" if variant == "unfused" else "copy_engine"
+    capabilities = load_transport(name).offered()
     return schedule_class("ag-gemm", variant)(
         world_size=tp,
         m=m,
@@ -44,7 +46,7 @@ def run(*programs: Program, **changes: Any) -> list[Any]:
 def test_every_variant_and_size_is_right_on_two_gpus(mode: str, dtype: str) -> None:
     programs = [
         program(variant, 2, m, dtype=dtype)
-        for variant in VARIANTS
+        for variant in SCHEDULES["ag-gemm"]
         for m in (1, 9, 257, 1000, 4096, 8191)
     ]
     for result in run(*programs, mode=mode):
@@ -55,7 +57,7 @@ def test_every_variant_and_size_is_right_on_two_gpus(mode: str, dtype: str) -> N
 @pytest.mark.gpu(2)
 @pytest.mark.parametrize("tp", [4, 8])
 def test_ranks_that_share_gpus_are_right(tp: int) -> None:
-    programs = [program(variant, tp, m) for variant in VARIANTS for m in (9, 257, 1000)]
+    programs = [program(variant, tp, m) for variant in OVERLAPPED for m in (9, 257, 1000)]
     for result in run(*programs, timeout_s=30.0):
         assert len(result.checks) == tp
 
@@ -68,11 +70,19 @@ def test_calls_back_to_back_with_a_late_rank(calls: int, mode: str) -> None:
     (result,) = run(one, mode=mode, delay_s=((1, 0.05),), iterations=4)
     assert len(result.timeline.spans) == one.operations
     assert result.timeline.clock_error_us < 20.0
+    assert check_timeline(result.timeline, one) == ()
 
 
 @pytest.mark.gpu(2)
 def test_a_signal_that_never_comes_is_named_and_the_next_run_works() -> None:
     broken = program("ring", 2, 64).without("put0")
-    with pytest.raises(WaitTimeout, match=r"operation 'wait0'.*gathered.arrived.*expected epoch"):
+    with pytest.raises(
+        WaitTimeout, match=r"operation 'wait0'.*gathered.arrived.*expected epoch"
+    ) as caught:
         run(broken, timeout_s=1.0, check=False)
+    lines = caught.value.details
+    assert {line.split(",")[0] for line in lines if "NOT reached" in line} == {
+        "rank 0 step 1 wait0",
+        "rank 1 step 1 wait0",
+    }
     assert len(run(program("ring", 2, 64))[0].checks) == 2

@@ -38,7 +38,7 @@ class Counted(CopyEngineTransport):
         label: Label = NO_LABEL,
     ) -> Launch:
         own = self._counted(workspace, stream)
-        return _set_up(super().signal(own, words, value, stream=stream, label=label))
+        return self._set_up(own, super().signal(own, words, value, stream=stream, label=label))
 
     def wait(
         self,
@@ -50,7 +50,18 @@ class Counted(CopyEngineTransport):
         label: Label = NO_LABEL,
     ) -> Launch:
         own = self._counted(workspace, stream)
-        return _set_up(super().wait(own, words, value, stream=stream, label=label))
+        return self._set_up(own, super().wait(own, words, value, stream=stream, label=label))
+
+    def _set_up(self, view: CudaWorkspace, launch: Launch) -> Launch:
+        """Wait for the tables that a verb has put on the device, by the current stream.
+
+        They belong to every later beginning of a call, so the present one is begun again.
+        """
+        import torch
+
+        torch.cuda.current_stream().synchronize()
+        _present.pop(id(view), None)
+        return launch
 
     def _counted(self, workspace: Workspace, stream: CountingStream) -> CudaWorkspace:
         """Return this stream's view of a workspace."""
@@ -75,6 +86,10 @@ class Counted(CopyEngineTransport):
         return found
 
 
+_present: dict[int, int] = {}
+"""By view: the call that it is in."""
+
+
 def counting(view: Any, begin: Launch, stream: CudaStream) -> Launch:
     """Return the launch that lets a view be at a call, in the order of a stream.
 
@@ -82,12 +97,11 @@ def counting(view: Any, begin: Launch, stream: CudaStream) -> Launch:
     one use; so the uses are those before the call.  A call that the stream is in already is not
     begun again: a stream behind a wait takes about a thousand launches, and then its host waits.
     """
-    present: list[int] = []
 
     def at(call: int) -> Sequence[int]:
-        if present == [call]:
+        if _present.get(id(view)) == call:
             return ()
-        present[:] = [call]
+        _present[id(view)] = call
         with _on(stream):
             view.set_uses(call // view.period)
         return begin(call)
@@ -105,14 +119,6 @@ def _synchronise(stream: CudaStream) -> None:
     import torch
 
     torch.cuda.ExternalStream(stream.handle).synchronize()
-
-
-def _set_up(launch: Launch) -> Launch:
-    """Wait for the tables that a verb has put on the device, by the current stream."""
-    import torch
-
-    torch.cuda.current_stream().synchronize()
-    return launch
 
 
 def copy_engine(rank: int, world_size: int, store: Store, *, timeout_s: float) -> Counted:

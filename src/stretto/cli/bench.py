@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +12,9 @@ from stretto.cli import options as opt
 from stretto.cli.application import app
 from stretto.cli.output import print_json, print_table, progress, working
 from stretto.schedules.language import InvalidInput, Unavailable
+
+if TYPE_CHECKING:
+    from stretto.runtime.bench.ag_gemm import BenchPlan
 
 bench = typer.Typer(
     help="Side-by-side measurements; each states its protocol.", no_args_is_help=True
@@ -62,6 +66,16 @@ def bench_ag_gemm_command(
     ] = None,
     tp: Annotated[int, typer.Option(help="Number of GPUs.")] = 2,
     rounds: Annotated[int, typer.Option(help="Rounds of every shape.")] = 15,
+    machine: Annotated[
+        str | None,
+        typer.Option(
+            help="Predict every row from this profile before measuring, and report the errors.",
+            autocompletion=opt.complete_machine,
+        ),
+    ] = None,
+    predict_only: Annotated[
+        bool, typer.Option("--predict-only", help="Write the predictions and leave; needs no GPU.")
+    ] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write JSON too.")] = None,
     figure: opt.FigureOption = None,
     as_json: opt.JsonOption = False,
@@ -70,25 +84,29 @@ def bench_ag_gemm_command(
     import json
 
     from stretto.figures import CurvePoint, check_figure_path, speedup_curve
+    from stretto.runtime.bench.ag_gemm import BenchPlan, bench_ag_gemm
     from stretto.schedules.presets import projection
-    from stretto.transports import load_transport
 
     if figure is not None:
         check_figure_path(figure)
-    state = load_transport("copy_engine").available()
-    if not state.usable:
-        raise Unavailable(f"bench ag-gemm needs NVIDIA GPUs: {state.reason}.")
     if rounds < 3:
         raise InvalidInput(f"--rounds is {rounds}; give at least 3.")
-    from stretto.runtime.bench.ag_gemm import BenchPlan, bench_ag_gemm
-
+    if any(m < 1 for m in rows or ()):
+        raise InvalidInput(f"-m is {min(rows or [1])}; give at least 1 row.")
     names = presets or ["kimi-k3/kda", "kimi-k3/mla", "llama-3.1-70b/qkv", "qwen3-32b/qkv"]
     plan = BenchPlan(
         tp,
         tuple((name, *projection(name, tp)) for name in names),
         tuple(rows or (128, 512, 1024, 2048, 4096, 8192, 16384, 32768)),
         rounds=rounds,
+        partial=output,
     )
+    if predict_only:
+        _predict_ag_gemm(plan, machine, output, as_json=as_json)
+        return
+    _require_gpus("ag-gemm")
+    if machine is not None:
+        plan = _predicted(plan, machine)
     with working("measuring", quiet=as_json):
         report = bench_ag_gemm(plan)
     if output is not None:
@@ -126,6 +144,69 @@ def bench_ag_gemm_command(
     )
 
 
+def _require_gpus(what: str) -> None:
+    from stretto.transports import load_transport
+
+    state = load_transport("copy_engine").available()
+    if not state.usable:
+        raise Unavailable(f"bench {what} needs NVIDIA GPUs: {state.reason}.")
+
+
+def _predicted(plan: BenchPlan, name: str) -> BenchPlan:
+    """Return the plan with what a profile predicts for it."""
+    from stretto.runtime.bench.predictions import predict_rows
+    from stretto.sim import Machine
+
+    machine = Machine.load(name)
+    rows = predict_rows(
+        machine,
+        world_size=plan.world_size,
+        shapes=plan.shapes,
+        rows=plan.rows,
+        variants=plan.variants,
+        dtype=plan.dtype,
+    )
+    return replace(plan, predicted=tuple(rows), profile=machine.name)
+
+
+def _predict_ag_gemm(
+    plan: BenchPlan, machine: str | None, output: Path | None, *, as_json: bool
+) -> None:
+    import json
+    from datetime import date
+
+    if machine is None:
+        raise InvalidInput("Name the profile that predicts: --machine h200-sxm-x2, say.")
+    with working("predicting", quiet=as_json):
+        plan = _predicted(plan, machine)
+    report = {
+        "what": "ag-gemm, predicted",
+        "profile": plan.profile,
+        "date": date.today().isoformat(),
+        "world_size": plan.world_size,
+        "dtype": plan.dtype,
+        "rows": list(plan.predicted),
+    }
+    if output is not None:
+        output.write_text(json.dumps(report, indent=1) + "\n")
+    if as_json:
+        print_json(report)
+        return
+    print_table(
+        f"predicted by {plan.profile}, TP{plan.world_size}, {plan.dtype}; us a call",
+        ["projection", "m", "gemm only", *plan.variants],
+        [
+            [
+                row["projection"],
+                str(row["m"]),
+                f"{row['gemm_us']:,.1f}",
+                *(f"{row['us'][variant]:,.1f}" for variant in plan.variants),
+            ]
+            for row in plan.predicted
+        ],
+    )
+
+
 def _ratio(ratios: dict[str, list[float]], method: str) -> str:
     low, middle, high = ratios.get(method, (0.0, 0.0, 0.0))
     return f"{middle:.2f} ({low:.2f} to {high:.2f})" if middle else ""
@@ -143,11 +224,7 @@ def bench_host(
     as_json: opt.JsonOption = False,
 ) -> None:
     """Measure what a call costs the host, by operation, on GPUs."""
-    from stretto.transports import load_transport
-
-    state = load_transport("copy_engine").available()
-    if not state.usable:
-        raise Unavailable(f"bench host needs NVIDIA GPUs: {state.reason}.")
+    _require_gpus("host")
     from stretto.runtime.bench.host import measure_host
 
     with working("measuring", quiet=as_json):

@@ -58,7 +58,7 @@ def show_machine(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME_OR_FILE", help="A profile.", autocompletion=opt._complete_machine
+            metavar="NAME_OR_FILE", help="A profile.", autocompletion=opt.complete_machine
         ),
     ],
     as_json: opt.JsonOption = False,

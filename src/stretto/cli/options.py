@@ -51,7 +51,7 @@ def _complete_variant(incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
-def _complete_machine(incomplete: str) -> list[str]:
+def complete_machine(incomplete: str) -> list[str]:
     from stretto.sim.machine import available_profiles
 
     return [name for name in available_profiles() if name.startswith(incomplete)]
@@ -103,7 +103,7 @@ MachineOption = Annotated[
     str | None,
     typer.Option(
         help="Machine profile: a shipped name (see: stretto machines) or a JSON file.",
-        autocompletion=_complete_machine,
+        autocompletion=complete_machine,
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")]

@@ -30,7 +30,7 @@ def simulate_command(
         str,
         typer.Option(
             help="Machine profile: a shipped name (see: stretto machines) or a JSON file.",
-            autocompletion=opt._complete_machine,
+            autocompletion=opt.complete_machine,
         ),
     ],
     variant: opt.VariantOption = None,
