@@ -11,9 +11,10 @@ from statistics import median
 from typing import Any
 
 from stretto.schedules import schedule_class
+from stretto.schedules.language import InvalidInput
 from stretto.sim import Machine, simulate
 
-__all__ = ["errors_of", "predict_rows"]
+__all__ = ["errors_of", "predict_rows", "widened"]
 
 MANY = 8
 
@@ -64,6 +65,41 @@ def predict_rows(
         for name, n, k in shapes
         for m in rows
     ]
+
+
+def widened(machine: Machine, like: Machine) -> Machine:
+    """Return a machine of the same GPUs in the domain of another: more ranks, and its collectives.
+
+    Everything of one rank and of a pair stays as it was measured; that every pair has the rate of
+    the measured one is assumed, and so is how the library's times grow, which are the other's.
+
+    Raises
+    ------
+    InvalidInput
+        If the other one's fabric is of another kind.
+    """
+    own, other = machine.profile, like.profile
+    if own.fabric.topology != other.fabric.topology:
+        raise InvalidInput(f"Machines {machine.name!r} and {like.name!r} differ in their fabric.")
+    transports = dict(own.transports)
+    for name, transport in other.transports.items():
+        if name in transports and transport.collectives:
+            mine = transports[name]
+            curves = {
+                kind: {**transport.collectives.get(kind, {}), **mine.collectives.get(kind, {})}
+                for kind in {**transport.collectives, **mine.collectives}
+            }
+            transports[name] = mine.model_copy(update={"collectives": curves})
+    return Machine.from_profile(
+        own.model_copy(
+            update={
+                "name": f"{own.name} in the domain of {other.name}",
+                "domain_size": other.domain_size,
+                "transports": transports,
+                "validation": (),
+            }
+        )
+    )
 
 
 def _steady_us(

@@ -6,6 +6,8 @@ back to simulated time only where it must: to wait for an end or a signal that i
 to start something whose rate depends on what else runs then (`Fluid`).  Flags are lists of
 (value, time); a wait that finds its value is over at once, one that does not leaves an event.
 
+A GEMM that starts beside a wait that polls on a multiprocessor takes a wave more (`_polls`).
+
 What is modelled: the host's enqueue of every operation (it runs ahead, or falls behind), FIFO
 streams, events between streams, copy-engine queues, shared links, interference, collectives that
 start when the last rank has come, the latency of signals and waits, and the caller's stream.
@@ -98,6 +100,16 @@ class _Word:
             self.emptied.pop(0).succeed()
 
 
+@dataclass(slots=True, eq=False)
+class _Poll:
+    """A wait that holds a multiprocessor: of which call, on which stream, from when to when."""
+
+    call: int
+    stream: str
+    start: float
+    end: float | None = None
+
+
 class _Rank:
     """State of one rank: ends of its operations, and what runs on it now."""
 
@@ -106,6 +118,7 @@ class _Rank:
         "ends",
         "engines",
         "gemms",
+        "polls",
         "pushes",
         "queue",
         "starts",
@@ -121,6 +134,7 @@ class _Rank:
         self.pushes = 0
         self.collectives = 0
         self.gemms: dict[Activity, None] = {}
+        self.polls: list[_Poll] = []
 
 
 class Engine:
@@ -163,6 +177,7 @@ class Engine:
         self.collective_penalty = (
             transport.gemm_slowdown_beside_collective if plan.collectives_beside_compute else 0.0
         )
+        self.waves_lost = transport.gemm_waves_beside_wait
         self.enqueue_us = machine.host.enqueue_us("eager") if mode == "eager" else 0.0
         self.call_us = machine.host.call_us(mode)
         self.handover_us = machine.host.handover_us
@@ -215,6 +230,10 @@ class Engine:
                             end = yield self._end_of(rank, back, earlier)
                         clock = self._handed(clock, end)
                 starts[step.index] = clock
+                poll = None
+                if step.polls and self.waves_lost:
+                    poll = _Poll(number, stream, clock)
+                    state.polls.append(poll)
                 for sync in step.waits:
                     word = self._word(sync, call)
                     expected = sync.stride * call.number + sync.offset
@@ -231,12 +250,14 @@ class Engine:
                     if sync.kind == "mailbox":
                         yield from self._until(clock)
                         word.empty(clock)
+                if poll is not None:
+                    poll.end = clock
                 if step.activity == "none":
                     clock += self._jittered(step.alone_us, rank)
                 elif step.activity == "collective":
                     clock = yield from self._collective(rank, stream, call, step, clock)
                 elif step.disturbed:
-                    clock = yield from self._shared(step, rank, clock)
+                    clock = yield from self._shared(step, rank, number, stream, clock)
                 else:
                     clock += self._duration(step, rank)
                 if step.tail_us:
@@ -289,7 +310,9 @@ class Engine:
 
     # ---- what shares -------------------------------------------------------------------------
 
-    def _shared(self, step: Step, rank: int, clock: float) -> Generator[simpy.Event, Any, float]:
+    def _shared(
+        self, step: Step, rank: int, number: int, stream: str, clock: float
+    ) -> Generator[simpy.Event, Any, float]:
         """Run a step whose rate depends on what else runs; return its end."""
         yield from self._until(clock)
         state = self.ranks[rank]
@@ -309,7 +332,12 @@ class Engine:
                 latency = min(self.transport.put_latency_us, work)
                 yield self.env.timeout(latency)
         activity = Activity(work - latency, step.uses, self.env.event())
+        polls: list[_Poll] = []
+        begun = self.env.now
         if step.kind == "gemm":
+            if self.waves_lost:
+                yield self.env.timeout(0)  # who begins to poll at this very moment has come first
+                polls = self._polls(state, number, stream)
             activity.factor = self._factor(state)
             state.gemms[activity] = None
         self.fluid.start(activity)
@@ -321,7 +349,27 @@ class Engine:
                 state.queue.popleft().succeed()
         else:
             state.gemms.pop(activity, None)
+        if polls:
+            lost = self.waves_lost * step.wave_us * work / step.alone_us
+            held = max((poll.end or self.env.now) - begun for poll in polls)
+            yield self.env.timeout(min(lost, held))
+            end = self.env.now
         return end
+
+    def _polls(self, state: _Rank, number: int, stream: str) -> list[_Poll]:
+        """Return the waits of a call that hold a multiprocessor now, on other streams.
+
+        A GEMM that starts beside one lacks a multiprocessor: tiles that it would have had are left
+        to the end, and take a wave more, or until the wait is over if that is sooner.  Waits of
+        later calls do not poll yet, since a call's streams fork from the caller's at its beginning.
+        """
+        now = self.env.now
+        state.polls = [poll for poll in state.polls if poll.end is None or poll.end > now]
+        return [
+            poll
+            for poll in state.polls
+            if poll.call == number and poll.stream != stream and poll.start <= now
+        ]
 
     def _touched(self, step: Step, rank: int) -> list[_Rank]:
         """Return the ranks whose GEMMs a put disturbs: who sends and who receives."""

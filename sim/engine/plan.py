@@ -74,6 +74,10 @@ class Step:
         Of a put.
     weight
         What it consumes at full rate: GB/s of a put, cores of a computation on a CPU.
+    wave_us
+        Of a GEMM: the time of one wave of its tiles.
+    polls
+        Of a wait: whether it holds a multiprocessor until its signal comes.
     uses, disturbed
         Resources that may be crowded, and whether anything can change its rate.
     """
@@ -93,6 +97,8 @@ class Step:
     signals: tuple[SyncStep, ...] = ()
     waits: tuple[SyncStep, ...] = ()
     validity: Validity = "measured"
+    wave_us: float = 0.0
+    polls: bool = False
     uses: tuple[tuple[Resource, float], ...] = ()
     disturbed: bool = False
 
@@ -271,6 +277,8 @@ class _Maker:
             step.tail_us = self.transport.signal_us
         elif isinstance(operation, Wait):
             step.tail_us = self.transport.wait_us
+            # A credit is waited for by the kernel that begins the call, before any GEMM of it.
+            step.polls = any(sync.offset > 0 for sync in step.waits)
         elif isinstance(operation, Collective):
             self._cost_of_collective(step, operation, rank)
         else:
@@ -308,6 +316,7 @@ class _Maker:
                 step.alone_us *= measured_with / self.threads
                 step.validity = worst((step.validity, "extrapolated"))
             step.flops = 2.0 * m * n * k
+            step.wave_us = step.alone_us / max(1, self.machine.gemm_waves(m, n))
         elif isinstance(operation, (Copy, Fill, Reduce)):
             moved = sum(
                 self._bytes(view, rank) for view in (*operation.reads(), *operation.writes())

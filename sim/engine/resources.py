@@ -45,6 +45,7 @@ def assign_resources(
     queues_suffice = all(len(streams) <= transport.copy_queues for streams in put_streams.values())
     interferes = bool(put_streams) and transport.gemm_slowdown_beside_put > 0
     beside = plan.collectives_beside_compute and transport.gemm_slowdown_beside_collective > 0
+    beside |= transport.gemm_waves_beside_wait > 0
     for step, uses in wanted:
         step.uses = tuple((resources[key], weight) for key, weight in uses if key in resources)
         step.disturbed = bool(step.uses)

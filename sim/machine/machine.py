@@ -12,6 +12,7 @@ from stretto.schedules.language import (
     ProfileError,
     UnknownName,
     Unsupported,
+    ceil_div,
 )
 from stretto.sim.machine.estimates import Estimate, worst
 from stretto.sim.machine.gemm import GemmCost
@@ -180,6 +181,14 @@ class Machine:
                 f"{made_on.cores} cores, this host is {fingerprint.cpu_model} with "
                 f"{fingerprint.cores}; run `stretto calibrate` here."
             )
+
+    def gemm_waves(self, m: int, n: int) -> int:
+        """Return in how many waves the tiles of a GEMM's output run, one a multiprocessor each.
+
+        The tile is 128 x 256, the one that GEMM libraries take for large matrices on today's GPUs.
+        """
+        tiles = ceil_div(m, 128) * ceil_div(n, 256)
+        return ceil_div(tiles, self.profile.compute.sm_count.value)
 
     def gemm_us(self, m: int, n: int, k: int, dtype: str) -> float:
         """Return the time of ``out[m, n] = a[m, k] @ b[n, k].T`` on one rank, in microseconds."""

@@ -290,6 +290,9 @@ class Interference(Frozen):
     """The same while a collective runs, the SMs that it holds included."""
     sms_held: Count
     """Streaming multiprocessors that a collective holds."""
+    gemm_waves_beside_wait: Quantity | None = None
+    """Waves of tiles that a GEMM takes more if it starts while a wait of the same rank polls on a
+    multiprocessor; None: not known, and not modelled."""
 
 
 class TransportProfile(Frozen):

@@ -42,6 +42,9 @@ class TransportModel:
         Fraction by which a GEMM takes longer meanwhile; the second one includes `sms_held`.
     sms_held
         Streaming multiprocessors that a collective holds.
+    gemm_waves_beside_wait
+        Waves that a GEMM takes more if it starts beside a wait that polls; 0 where waits hold no
+        multiprocessor.
     """
 
     def __init__(
@@ -57,6 +60,9 @@ class TransportModel:
         self.gemm_slowdown_beside_put = interference.gemm_slowdown_beside_put.value
         self.gemm_slowdown_beside_collective = interference.gemm_slowdown_beside_collective.value
         self.sms_held = interference.sms_held.value
+        lost = interference.gemm_waves_beside_wait
+        polls = "wait" in profile.capabilities.verbs_on_sm
+        self.gemm_waves_beside_wait = lost.value if lost is not None and polls else 0.0
         self.collective = lru_cache(maxsize=1 << 14)(self._collective)
 
     @property

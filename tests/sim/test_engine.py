@@ -47,6 +47,7 @@ def machine(
     queues: int = 4,
     enqueue_us: float = 0.0,
     gemm_us: float = GEMM_US,
+    waves: float | None = None,
 ) -> Machine:
     """Return a machine of round numbers: any GEMM of 1000 rows takes 100 us, a push 30 us."""
     mode = {"eager": number(enqueue_us), "graph": number(0.0)}
@@ -95,6 +96,7 @@ def machine(
                     "verbs": list(ALL_VERBS),
                     "collectives": list(ALL_COLLECTIVES),
                     "signal_orders_puts": True,
+                    "verbs_on_sm": ["wait"],
                 },
                 "put": {
                     "origin": "measured",
@@ -117,7 +119,8 @@ def machine(
                     "gemm_slowdown_beside_put": number(slowdown),
                     "gemm_slowdown_beside_collective": number(0.0),
                     "sms_held": {"value": 0, "origin": "assumed", "source": "a test"},
-                },
+                }
+                | ({} if waves is None else {"gemm_waves_beside_wait": number(waves)}),
             }
         },
         "provenance": {"date": "2026-01-01"},
@@ -184,6 +187,25 @@ def test_interference_slows_the_gemm_while_a_push_runs() -> None:
     # 30 us beside a push do 20 us of work
     assert timeline.by_key[(0, 0, "gemm0")].duration_us == pytest.approx(GEMM_US + 10.0)  # type: ignore[index]
     assert timeline.by_key[(0, 0, "gemm1")].duration_us == pytest.approx(GEMM_US)  # type: ignore[index]
+
+
+def test_a_gemm_that_starts_beside_a_polling_wait_takes_a_wave_more() -> None:
+    """At TP3 the first arrival is awaited on a stream of its own, beside the first GEMM."""
+
+    def gemms(variant: str, tp: int, **more: float) -> list[float]:
+        timeline = simulate(ag_gemm(variant, tp), machine(**more)).timeline
+        return [timeline.by_key[(0, 0, f"gemm{step}")].duration_us for step in range(tp)]  # type: ignore[index]
+
+    # 1000 x 1000 is one wave of 32 tiles; the wait ends when the push has come, after its credit
+    come = WAIT_US + PUT_US + SIGNAL_US
+    assert come < GEMM_US
+    longer = GEMM_US + come
+    assert gemms("ring", 3, waves=1.0) == pytest.approx([longer, GEMM_US, GEMM_US])
+    assert gemms("ring", 3, waves=0.1) == pytest.approx([1.1 * GEMM_US, GEMM_US, GEMM_US])
+    assert gemms("ring", 3) == pytest.approx([GEMM_US] * 3)
+    # the last wait is on the compute stream, before its GEMM
+    assert gemms("ring", 2, waves=1.0) == pytest.approx([GEMM_US] * 2)
+    assert gemms("eager", 3, waves=1.0) == pytest.approx([GEMM_US] * 3)
 
 
 class TwoSenders(RingAllGatherGemm):

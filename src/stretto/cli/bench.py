@@ -73,6 +73,14 @@ def bench_ag_gemm_command(
             autocompletion=opt.complete_machine,
         ),
     ] = None,
+    widen: Annotated[
+        str | None,
+        typer.Option(
+            help="Predict for the profile's GPUs in this other profile's domain: more ranks, and "
+            "its collectives.",
+            autocompletion=opt.complete_machine,
+        ),
+    ] = None,
     predict_only: Annotated[
         bool, typer.Option("--predict-only", help="Write the predictions and leave; needs no GPU.")
     ] = False,
@@ -102,11 +110,11 @@ def bench_ag_gemm_command(
         partial=output,
     )
     if predict_only:
-        _predict_ag_gemm(plan, machine, output, as_json=as_json)
+        _predict_ag_gemm(plan, machine, widen, output, as_json=as_json)
         return
     _require_gpus("ag-gemm")
     if machine is not None:
-        plan = _predicted(plan, machine)
+        plan = _predicted(plan, machine, widen)
     with working("measuring", quiet=as_json):
         report = bench_ag_gemm(plan)
     if output is not None:
@@ -152,12 +160,14 @@ def _require_gpus(what: str) -> None:
         raise Unavailable(f"bench {what} needs NVIDIA GPUs: {state.reason}.")
 
 
-def _predicted(plan: BenchPlan, name: str) -> BenchPlan:
+def _predicted(plan: BenchPlan, name: str, widen: str | None) -> BenchPlan:
     """Return the plan with what a profile predicts for it."""
-    from stretto.runtime.bench.predictions import predict_rows
+    from stretto.runtime.bench.predictions import predict_rows, widened
     from stretto.sim import Machine
 
     machine = Machine.load(name)
+    if widen is not None:
+        machine = widened(machine, Machine.load(widen))
     rows = predict_rows(
         machine,
         world_size=plan.world_size,
@@ -170,7 +180,12 @@ def _predicted(plan: BenchPlan, name: str) -> BenchPlan:
 
 
 def _predict_ag_gemm(
-    plan: BenchPlan, machine: str | None, output: Path | None, *, as_json: bool
+    plan: BenchPlan,
+    machine: str | None,
+    widen: str | None,
+    output: Path | None,
+    *,
+    as_json: bool,
 ) -> None:
     import json
     from datetime import date
@@ -178,7 +193,7 @@ def _predict_ag_gemm(
     if machine is None:
         raise InvalidInput("Name the profile that predicts: --machine h200-sxm-x2, say.")
     with working("predicting", quiet=as_json):
-        plan = _predicted(plan, machine)
+        plan = _predicted(plan, machine, widen)
     report = {
         "what": "ag-gemm, predicted",
         "profile": plan.profile,
