@@ -267,10 +267,8 @@ def _nccl(group: Any, x: Any, w: Any, world_size: int) -> Enqueue:
 def _torch_fused(x: Any, w: Any) -> Enqueue:
     import torch
     import torch.distributed as dist
-    import torch.distributed._symmetric_memory as symmetric
 
     group = dist.group.WORLD.group_name
-    symmetric.enable_symm_mem_for_group(group)
     weight = w.t()
     return lambda: torch.ops.symm_mem.fused_all_gather_matmul(x, [weight], 0, group)
 

@@ -5,6 +5,8 @@ Phases, each guarded: what cannot be measured is kept as its reason, and the res
 push
     Pushes by the copy engines, back to back: one rank alone (``one_way``), all to the next rank
     (``both_ways``), all to all others on streams of their own (``to_all``, beyond two ranks).
+    For some sizes also all to the next two, four and so on (``to_N``), and all to rank 0
+    (``incast``).
 signal
     ``chain``: signals of the transport, back to back.  ``ping_pong``: signal and wait in turn
     between ranks 0 and 1, one way.  ``exchange``: every rank signals all and waits for all: a
@@ -70,6 +72,9 @@ BESIDE_SHAPES: tuple[Shape, ...] = (
     (4096, 5120, 8192),
 )
 SIGNAL_SHAPE: Shape = (8192, 6288, 7168)
+CROWD_BYTES = (1 << 20, 1 << 24, 1 << 27)
+"""Sizes of pushes to some peers, and of all to one."""
+
 COPY_BYTES = 1 << 30
 GUESS_PUSH_US, GUESS_GB_PER_S, GUESS_COLLECTIVE_US, GUESS_COLLECTIVE_GB_PER_S = 2.6, 350, 15, 200
 """For choosing how many operations go into a graph, and nothing else."""
@@ -192,8 +197,11 @@ class _Calibration:
                 key = f"both_ways/{size}"
                 yield key, partial(self._push_case, key, push, size, transport.rank)
                 if plan.world_size > 2:
+                    peers = self._next(plan.world_size - 1)
                     key = f"to_all/{size}"
-                    yield key, partial(self._push_to_all, key, push, size)
+                    yield key, partial(self._push_to, key, push, size, peers)
+                if plan.world_size > 2 and size in CROWD_BYTES:
+                    yield from self._crowds(push, size)
 
         self._time(phase, "push", makers(), budget_s=10.0)
         workspace.close()
@@ -208,10 +216,25 @@ class _Calibration:
             enqueue = push(size, peer, torch.cuda.current_stream())
         return self.bursts.case(key, enqueue, _push_guess_us(size))
 
-    def _push_to_all(self, key: str, push: Callable[..., Enqueue], size: int) -> Case:
-        peers = [one for one in range(self.plan.world_size) if one != self.transport.rank]
-        enqueue = spread(partial(push, size), peers)
-        return self.bursts.case(key, enqueue, _push_guess_us(size) * len(peers))
+    def _crowds(self, push: Callable[..., Enqueue], size: int) -> Makers:
+        """Yield pushes to some peers at once, and of all others to rank 0."""
+        count = 2
+        while count < self.plan.world_size - 1:
+            key = f"to_{count}/{size}"
+            yield key, partial(self._push_to, key, push, size, self._next(count))
+            count *= 2
+        key = f"incast/{size}"
+        yield key, partial(self._push_to, key, push, size, [0] if self.transport.rank else [])
+
+    def _next(self, count: int) -> list[int]:
+        """Return the ranks that follow this one."""
+        return [(self.transport.rank + step) % self.plan.world_size for step in range(1, count + 1)]
+
+    def _push_to(self, key: str, push: Callable[..., Enqueue], size: int, peers: list[int]) -> Case:
+        """Push to several peers at once, on a stream each; to none where there are none."""
+        enqueue = spread(partial(push, size), peers) if peers else None
+        crowd = max(len(peers), self.plan.world_size - 1 if key.startswith("incast") else 1)
+        return self.bursts.case(key, enqueue, _push_guess_us(size) * crowd)
 
     # ---- signals -----------------------------------------------------------------------------
 

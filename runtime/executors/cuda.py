@@ -141,17 +141,26 @@ class CudaExecutor:
             If the device reports an error, or is not done in time.
         """
         event = self._torch.cuda.Event()
-        event.record()
-        end = time.monotonic() + limit_s
-        while not event.query():
-            self.transport.raise_if_failed()
-            if time.monotonic() > end:
-                raise RunFailed(
-                    f"rank {self.executable.rank}: the GPU was not done in {limit_s} s."
-                )
-            time.sleep(2e-5)
-        self._torch.cuda.synchronize()
+        try:
+            event.record()
+            end = time.monotonic() + limit_s
+            while not event.query():
+                self.transport.raise_if_failed()
+                if time.monotonic() > end:
+                    raise RunFailed(
+                        f"rank {self.executable.rank}: the GPU was not done in {limit_s} s."
+                    )
+                time.sleep(2e-5)
+            self._torch.cuda.synchronize()
+        except RuntimeError as error:
+            if isinstance(error, StrettoError):
+                raise
+            raise self._named(error, self._some(), max(self.uses - 1, 0)) from error
         self.transport.raise_if_failed()
+
+    def _some(self) -> str:
+        """Return the names of the operations of a call, one of which the device has failed in."""
+        return ", ".join(dict.fromkeys(self._plain[-1].names))
 
     def take_spans(self, base: ClockBase) -> list[Span]:
         """Return the spans of the timed calls since the last time, on the host's clock.

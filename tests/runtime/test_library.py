@@ -9,7 +9,7 @@ import library_ranks as ranks
 import pytest
 
 from stretto.runtime.launcher import launch
-from stretto.schedules.language import PeerLost, RunFailed
+from stretto.schedules.language import PeerLost
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="the library needs torch"
@@ -65,8 +65,10 @@ def test_a_strided_input_is_handled() -> None:
 
 
 def test_a_killed_rank_is_heard_of() -> None:
-    with pytest.raises((PeerLost, RunFailed), match="rank"):
+    with pytest.raises(PeerLost, match="rank 1") as caught:
         run(2, ranks.killed_peer)
+    assert ranks.heard_after_s(caught.value) < 10
+    assert any("rank 1 step 1" in line for line in caught.value.details)
 
 
 def test_without_torch_distributed_it_says_what_to_do() -> None:

@@ -26,6 +26,7 @@ COMMANDS = (
     "machines",
     "figure",
     "bench",
+    "bench_gpu",
 )
 
 app = typer.Typer(

@@ -106,6 +106,9 @@ MachineOption = Annotated[
         autocompletion=complete_machine,
     ),
 ]
+JsonFileOption = Annotated[
+    Path | None, typer.Option("--output", "-o", help="Write the report as JSON too.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")]
 TraceOption = Annotated[
     Path | None,

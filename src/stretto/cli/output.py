@@ -99,6 +99,22 @@ def check_outputs_paths(figure: Path | None, trace: Path | None) -> None:
         check_trace_path(trace)
 
 
+def check_json_file(path: Path | None) -> None:
+    """Refuse, before anything runs, a file that could not be written afterwards."""
+    from stretto.figures.files import check_path
+
+    if path is not None:
+        check_path(path)
+
+
+def write_json(path: Path | None, value: object) -> None:
+    """Write a report, if a file was asked for."""
+    from stretto.figures.files import write_whole
+
+    if path is not None:
+        write_whole(path, (json.dumps(value, indent=1) + "\n").encode())
+
+
 def save_timeline(
     timelines: Sequence[Timeline], *, figure: Path | None, trace: Path | None
 ) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,20 @@ def test_every_phase_finds_its_figures(small_plan: GpuPlan, tmp_path: Path) -> N
         "all_reduce",
     }
     assert profile.transports["copy_engine"].signal_us.origin == "measured"  # type: ignore[union-attr]
+
+
+def test_beyond_two_ranks_several_peers_are_pushed_to_at_once(
+    small_plan: GpuPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_probes, "CROWD_BYTES", (4096,))
+    plan = replace(small_plan, world_size=8, dtypes=("bf16",), partial=None)
+    ranks = [measure_gpu(gpu_stand_in.Transport(rank, 8), plan) for rank in range(8)]
+    pushes = ranks[3]["phases"]["push"]
+    assert pushes["failed"] == {}
+    crowds = {"to_2/4096", "to_4/4096", "to_all/4096", "incast/4096", "to_all/65536"}
+    assert {*pushes["us"]} >= crowds
+    assert "to_2/65536" not in pushes["us"]
+    assert gpu_profile(ranks).fabric.egress_gb_per_s.origin == "measured"
 
 
 def test_a_phase_that_fails_is_named_and_the_others_go_on(
