@@ -3,9 +3,9 @@
 What is measured twice
 ----------------------
 Recording an event before and after every operation disturbs short ones, so an execution is timed as
-a whole first (two events on the caller's stream), in a graph of its own, and operation by operation
-afterwards.  The makespan reported is that of the undisturbed executions, slowest rank; the Timeline
-is of a recorded one.
+a whole first (two events on the caller's stream; as a graph, one of its own), and operation by
+operation afterwards.  The makespan reported is that of the undisturbed executions, slowest rank;
+the Timeline is of a recorded one.
 """
 
 from __future__ import annotations
@@ -156,6 +156,7 @@ def execute_on_gpu(
             outputs = {name: tensor.cpu() for name, tensor in tensors.items()}
             check = check_outputs(program, rank.index, outputs, seed=options.seed)
         transport.barrier()
+    executor.close()
     if workspace is not None:
         workspace.close()
     return RankRun(rank.index, tuple(executions), check, error_us, host_id(), tuple(durations))

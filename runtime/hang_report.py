@@ -32,7 +32,7 @@ def flag_state(executable: Executable, workspace: Workspace) -> list[str]:
     try:
         calls = workspace.latest_calls()
         return list(_lines(executable, workspace, calls))
-    except RunFailed as error:
+    except Exception as error:  # noqa: BLE001 (it must not hide the failure that is reported)
         return [f"the flags cannot be read any more: {error}"]
 
 

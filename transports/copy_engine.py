@@ -117,6 +117,11 @@ class CopyEngineTransport(Transport):
         self.device_index = rank % torch.cuda.device_count() if device is None else device
         torch.cuda.set_device(self.device_index)
         self.device = torch.device("cuda", self.device_index)
+        self._keep: list[Any] = []
+        self._tables: dict[tuple[str, tuple[int, ...]], Any] = {}
+        self._workspaces: list[CudaWorkspace] = []
+        self._closed = False
+        self._watch: Any = None
         self._control = Control(
             rank,
             world_size,
@@ -126,14 +131,14 @@ class CopyEngineTransport(Transport):
             join_timeout_s=join_timeout_s,
             directory=segment.SHARED_DIRECTORY,
         )
-        self._group = _group(rank, world_size, store, key_prefix)
-        self._check_peers()
-        self._kernels = KernelLibrary(torch.cuda.get_device_capability(self.device))
-        self._watch = Watch(self._control, timeout_s)
-        self._keep: list[Any] = []
-        self._tables: dict[tuple[str, tuple[int, ...]], Any] = {}
-        self._workspaces: list[CudaWorkspace] = []
-        self._closed = False
+        try:
+            self._group = _group(rank, world_size, store, key_prefix)
+            self._check_peers()
+            self._kernels = KernelLibrary(torch.cuda.get_device_capability(self.device))
+            self._watch = Watch(self._control, timeout_s)
+        except BaseException:
+            self.close()
+            raise
 
     @classmethod
     def available(cls) -> Availability:
@@ -152,15 +157,11 @@ class CopyEngineTransport(Transport):
             return Availability(False, "cuda-python is not installed: pip install 'stretto[cuda]'")
         del driver, nvrtc
         count = torch.cuda.device_count()
-        unreachable = [
-            f"{one} to {other}"
-            for one in range(count)
-            for other in range(count)
-            if one != other and not torch.cuda.can_device_access_peer(one, other)
-        ]
-        if unreachable:
-            return Availability(False, f"no peer access from GPU {unreachable[0]}")
-        return Availability(True, f"{count} GPU(s) with peer access")
+        pairs = [(one, other) for one in range(count) for other in range(count) if one != other]
+        if pairs and not any(torch.cuda.can_device_access_peer(*pair) for pair in pairs):
+            return Availability(False, "no GPU has peer access to another; use --transport rccl")
+        # Whether the ranks' own GPUs reach each other is asked when a transport is made.
+        return Availability(True, f"{count} GPU(s), peer access")
 
     @classmethod
     def offered(cls) -> Capabilities:
@@ -180,20 +181,24 @@ class CopyEngineTransport(Transport):
         if torch.cuda.is_current_stream_capturing():
             raise RunFailed("A workspace cannot be made while a graph is captured; make it before.")
         size_bytes = CudaWorkspace.size_bytes(layout)
-        # Ranks that differ in size would map each other's memory wrongly.
-        digest = hashlib.sha256(repr(layout).encode()).hexdigest()
-        for peer, answer in enumerate(self._control.exchange({"layout": digest})):
-            if answer["layout"] != digest:
-                raise InvalidInput(
-                    f"Ranks {self.rank} and {peer} ask for workspaces of different layout."
-                )
         free, _ = torch.cuda.mem_get_info(self.device)
+        short = None
         if size_bytes > free:
-            raise InvalidInput(
+            short = (
                 f"The workspace needs {size_bytes / 2**20:,.0f} MiB on GPU {self.device_index}, "
                 f"which has {free / 2**20:,.0f} MiB free; lower -m or free memory."
             )
-        tensor = symmetric.empty(size_bytes, dtype=torch.uint8, device=self.device)
+        # Ranks that differ in size would map each other's memory wrongly.
+        self._agree(hashlib.sha256(repr(layout).encode()).hexdigest(), short)
+        tensor, short = None, None
+        try:
+            tensor = symmetric.empty(size_bytes, dtype=torch.uint8, device=self.device)
+        except RuntimeError as error:
+            short = (
+                f"The workspace's {size_bytes / 2**20:,.0f} MiB cannot be had on GPU "
+                f"{self.device_index}: {str(error).splitlines()[0] if str(error) else error!r}."
+            )
+        self._agree("memory", short)
         handle = symmetric.rendezvous(tensor, self._group)
         workspace = CudaWorkspace(
             layout,
@@ -209,6 +214,20 @@ class CopyEngineTransport(Transport):
         self._workspaces.append(workspace)
         self.barrier()
         return workspace
+
+    def _agree(self, digest: str, problem: str | None) -> None:
+        """Raise on every rank if one has a problem, or if ranks ask for different workspaces."""
+        said = None if problem is None else problem[:300]
+        answers = self._control.exchange({"digest": digest, "problem": said})
+        if problem is not None:
+            raise InvalidInput(problem)
+        for peer, answer in enumerate(answers):
+            if answer["problem"] is not None:
+                raise InvalidInput(f"rank {peer}: {answer['problem']}")
+            if answer["digest"] != digest:
+                raise InvalidInput(
+                    f"Ranks {self.rank} and {peer} ask for workspaces of different layout."
+                )
 
     def _peers(self, tensor: Any, handle: Any) -> tuple[int, ...]:
         """Return where every rank's memory is mapped here.
@@ -460,14 +479,14 @@ class CopyEngineTransport(Transport):
             raise
 
     def exchange(self, message: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return what every rank said, by rank; small messages, for set-up and reports."""
         return self._control.exchange(message)
 
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        self._watch.close()
+        if self._watch is not None:
+            self._watch.close()
         self._control.say_closed()
         for workspace in self._workspaces:
             workspace.close()
@@ -491,7 +510,7 @@ class CopyEngineTransport(Transport):
                 )
 
     def _warm(self, workspace: CudaWorkspace) -> None:
-        """Run every kernel once, on words that nobody uses, before anything can spin."""
+        """Run every kernel that may start beside one that spins, on words that nobody uses."""
         import torch
 
         scratch = torch.zeros(4, dtype=torch.int32, device=self.device)
@@ -573,6 +592,11 @@ def _group(rank: int, world_size: int, store: Store, prefix: str) -> Any:
         raise InvalidInput(
             f"The transport has {world_size} ranks, torch.distributed has "
             f"{dist.get_world_size()}; symmetric memory needs the whole world."
+        )
+    if dist.get_rank() != rank:
+        raise InvalidInput(
+            f"The transport's rank {rank} is torch.distributed's {dist.get_rank()}; symmetric "
+            "memory needs one order of ranks."
         )
     return dist.group.WORLD
 

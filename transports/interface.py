@@ -434,6 +434,10 @@ class Transport(ABC):
         """Tell all ranks to give up; every wait of theirs then raises `PeerLost`."""
 
     @abstractmethod
+    def exchange(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return what every rank said, by rank: small messages (JSON), for set-up and reports."""
+
+    @abstractmethod
     def barrier(self) -> None:
         """Hold this thread until every rank is here; for set-up and measurements only."""
 

@@ -158,6 +158,7 @@ class RcclTransport(Transport):
         self._private = group is None
         self._issuing, self._noting = threading.Lock(), threading.Lock()
         self._error: StrettoError | None = None
+        self._enqueued: dict[str, Enqueued] = {}
         self._running: dict[int, Enqueued] = {}
         self._left_behind = False
         self._workspaces: list[LocalWorkspace] = []
@@ -219,7 +220,8 @@ class RcclTransport(Transport):
         except InvalidInput as error:
             problem = error
         self._agree("asks for a workspace of another layout", repr(layout), problem)
-        assert workspace is not None
+        if workspace is None:
+            raise RunFailed("The workspace was not made.")
         self._workspaces = [one for one in self._workspaces if not one.gate.closed]
         self._workspaces.append(workspace)
         return workspace
@@ -333,7 +335,11 @@ class RcclTransport(Transport):
         """Return the launch of a GPU."""
         import torch
 
-        enqueued = Enqueued(torch.cuda.Event(), torch.cuda.Event(), where)
+        # One an operation, however often it is prepared again over other addresses.
+        enqueued = self._enqueued.get(where)
+        if enqueued is None:
+            enqueued = Enqueued(torch.cuda.Event(), torch.cuda.Event(), where)
+            self._enqueued[where] = enqueued
 
         def launch(call: int) -> Sequence[int]:
             with self._told(f"{where}, call {call}"), self._on(holder):
@@ -515,7 +521,6 @@ class RcclTransport(Transport):
         self._control.barrier()
 
     def exchange(self, message: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return what every rank said, by rank; small messages, for set-up and reports."""
         return self._control.exchange(message)
 
     def close(self) -> None:

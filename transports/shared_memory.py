@@ -326,6 +326,9 @@ class SharedMemoryTransport(Transport):
         except RunFailed:
             return  # closed: there is nobody to tell any more
 
+    def exchange(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+        return self._control.exchange(message)
+
     def barrier(self) -> None:
         self._control.barrier()
 

@@ -53,8 +53,12 @@ def clock_base(tries: int = 200) -> ClockBase:
             pass
         after = clock()
         error_us = (after - before) / 2e3
+        spare = event
         if best is None or error_us < best.error_us:
+            spare = None if best is None else best.event
             best = ClockBase(event, (before + after) / 2e3, error_us)
+        if spare is not None:
+            driver.cuEventDestroy(spare)
     called("cuStreamDestroy", driver.cuStreamDestroy(stream))
     if best is None:
         raise RunFailed("The device's clock was not read.")

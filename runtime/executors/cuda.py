@@ -2,8 +2,8 @@
 
 The caller's stream is whatever stream is current when `run` is called.  A call begins there (the
 workspace counts a use), forks to the side streams behind an event, and joins them again (`end`).
-The same launches go into a graph when the caller's stream is being captured.  Nothing waits for the
-device on the host but `synchronize`.
+The same launches go into a graph when the caller's stream is being captured.  In a call nothing
+waits for the device on the host.
 
 Timing, when asked for, records an event before and after every operation (external events in a
 graph).  Their resolution is about half a microsecond; each costs the stream some, so a timed call
@@ -15,12 +15,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from stretto.runtime.executable import Executable, LoweredOperation
 from stretto.runtime.executors.clock import ClockBase
-from stretto.schedules.language import Epoch, Operation, RunFailed, Span, StrettoError, Wait, Word
+from stretto.schedules.language import (
+    Epoch,
+    Operation,
+    Program,
+    RunFailed,
+    Span,
+    StrettoError,
+    Wait,
+    Word,
+)
 from stretto.transports.cuda.driver import bindings, called
 from stretto.transports.interface import Transport, Workspace
 
@@ -65,7 +75,6 @@ class CudaExecutor:
         self.executable, self.transport, self.workspace = executable, transport, workspace
         self.streams = streams
         self._torch = torch
-        self._driver = bindings()
         self._caller = streams[executable.program.caller_stream]
         self.period = 1 if workspace is None else workspace.period
         shared = {} if workspace is None else _TAILS.setdefault(workspace, {})
@@ -75,11 +84,17 @@ class CudaExecutor:
         self._marks: list[_Mark] = []
         self._events: list[Any] = []
         self._plain = [self._plan(phase, None) for phase in range(len(executable.phases))]
+        self._forks = any(plan.forks for plan in self._plain)
+
+    @cached_property
+    def _driver(self) -> Any:
+        """The CUDA driver: what one stream alone does not need, where there is none (ROCm)."""
+        return bindings()
 
     def run(self, *, timed: bool = False) -> None:
         """Enqueue one execution of the Program on the current stream, or into its graph."""
         self._caller.handle = self._torch.cuda.current_stream().cuda_stream
-        self._capture = self._capture_id()
+        self._capture = self._capture_id() if self._forks else None
         program = self.executable.program
         first = self.uses if self.workspace is None else self.workspace.use_count
         for call in program.call_sequence(first):
@@ -91,7 +106,9 @@ class CudaExecutor:
                 for done, action in enumerate(plan.actions):  # noqa: B007 (names the one that fails)
                     action(number)
             except Exception as error:
-                raise self._named(error, plan.names[done], number) from error
+                named = self.named(error, plan.names[done], number)
+                self.give_up(named)
+                raise named from error
             self.count(number)
 
     def run_timed_on_host(self) -> list[tuple[str, float]]:
@@ -103,7 +120,7 @@ class CudaExecutor:
             Operation (or ``begin``, ``end``) and microseconds, the clock's own included.
         """
         self._caller.handle = self._torch.cuda.current_stream().cuda_stream
-        self._capture = self._capture_id()
+        self._capture = self._capture_id() if self._forks else None
         call = self.uses if self.workspace is None else self.workspace.use_count
         plan, clock = self._plain[0], time.perf_counter_ns
         spent = []
@@ -120,7 +137,16 @@ class CudaExecutor:
         if self.workspace is not None:
             self.workspace.use_count = self.uses
 
-    def _named(self, error: Exception, name: str, call: int) -> Exception:
+    def give_up(self, error: Exception) -> None:
+        """Tell the other ranks that this one has failed in the middle of a call.
+
+        What it has begun cannot be taken back: its epochs and theirs would differ from here on.  In
+        a capture nothing has begun.
+        """
+        if not self.capturing():
+            self.transport.abort(str(error))
+
+    def named(self, error: Exception, name: str, call: int) -> Exception:
         """Return an error of the device (out of memory, ECC, a bad address) with its operation."""
         if isinstance(error, StrettoError):
             return error
@@ -155,7 +181,7 @@ class CudaExecutor:
         except RuntimeError as error:
             if isinstance(error, StrettoError):
                 raise
-            raise self._named(error, self._some(), max(self.uses - 1, 0)) from error
+            raise self.named(error, self._some(), max(self.uses - 1, 0)) from error
         self.transport.raise_if_failed()
 
     def _some(self) -> str:
@@ -163,15 +189,18 @@ class CudaExecutor:
         return ", ".join(dict.fromkeys(self._plain[-1].names))
 
     def take_spans(self, base: ClockBase) -> list[Span]:
-        """Return the spans of the timed calls since the last time, on the host's clock.
+        """Return the spans of the timed calls since `forget_spans`, on the host's clock.
 
         After a graph has been replayed again, the same marks give the new times.
         """
         return [self._span(mark, base) for mark in self._marks]
 
     def forget_spans(self) -> None:
-        """Drop the marks of earlier timed calls."""
-        self._marks = []
+        """Drop the marks of earlier timed calls, and their events."""
+        marks, self._marks = self._marks, []
+        for mark in marks:
+            self._driver.cuEventDestroy(mark.start)
+            self._driver.cuEventDestroy(mark.end)
 
     def capturing(self) -> bool:
         """Whether the current stream is being captured."""
@@ -179,6 +208,7 @@ class CudaExecutor:
 
     def close(self) -> None:
         """Destroy the events, which no captured graph needs; a second call does nothing."""
+        self.forget_spans()
         events, self._events = self._events, []
         for event in events:
             self._driver.cuEventDestroy(event)
@@ -199,6 +229,7 @@ class CudaExecutor:
             plan.add("begin", self._join_last_use)
         if begin is not None:
             plan.add("begin", begin)
+        plan.forks = bool(side)
         if side:
             fork = self._event()
             plan.add("begin", self._recorder(fork, self._caller))
@@ -213,7 +244,7 @@ class CudaExecutor:
         for place, one in enumerate(lowered):
             name, stream = one.operation.id, self.streams[one.operation.stream]
             plan.add(name, *(self._waiter(events[earlier], stream) for earlier in one.after))
-            waited = begin is not None and _is_credit(one.operation)
+            waited = begin is not None and _is_credit(self.executable.program, one.operation)
             if marks is not None:
                 launch = _nothing if waited else self._launch(one, stream)
                 plan.add(name, self._timed(launch, one, stream, marks, number))
@@ -252,7 +283,7 @@ class CudaExecutor:
                     sync.value,
                 )
                 for one in lowered
-                if _is_credit(one.operation)
+                if _is_credit(program, one.operation)
                 for sync in one.operation.waits()
             ]
             for residue in range(self.period)
@@ -415,13 +446,12 @@ class CudaExecutor:
         return elapsed * 1e3
 
 
-def _is_credit(operation: Operation) -> bool:
-    """Whether an operation waits for epochs of earlier calls only, and for nothing before it."""
+def _is_credit(program: Program, operation: Operation) -> bool:
+    """Whether an operation is awaited by the kernel that begins the call: a credit, in epochs."""
     return (
         isinstance(operation, Wait)
-        and not operation.after
-        and operation.value.stride >= 1
-        and operation.value.offset <= 0
+        and operation.is_credit
+        and all(program.flag[word.flag].kind == "epoch" for word in operation.words)
     )
 
 
@@ -435,6 +465,7 @@ class _CallPlan:
 
     actions: list[Action] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
+    forks: bool = False
 
     def add(self, name: str, *actions: Action) -> None:
         """Do these next, for an operation."""

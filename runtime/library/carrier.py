@@ -53,6 +53,11 @@ class Carrier:
         self._streams: dict[str, Any] = {}
         self._executors: OrderedDict[Form, Any] = OrderedDict()
         self._replays = Replays()
+        # A library wants a collective captured by all ranks or by none, and each rank decides by
+        # its own addresses.
+        self._replayable = transport.device is not None and not (
+            type(transport).offered().collectives
+        )
 
     def enqueue(self, form: Form, tensors: Mapping[str, Any]) -> None:
         """Enqueue a call on the current stream, or run it to its end on a CPU.
@@ -67,7 +72,7 @@ class Carrier:
         executor = self.executor(form)
         with with_flag_state(executor.executable, self.workspace):
             self.transport.raise_if_noted()
-            if self.transport.device is None or executor.capturing():
+            if not self._replayable or executor.capturing():
                 self._run(executor, tensors)
             else:
                 self._replay(form, executor, tensors)
@@ -75,11 +80,13 @@ class Carrier:
     def _run(self, executor: Any, tensors: Mapping[str, Any]) -> None:
         use = self._use(executor)
         executor.executable.bind(use, tensors)
-        executor.run()
-        if self.transport.device is None:
-            executor.synchronize()
-            executor.forget_spans()
-        executor.executable.release(use)
+        try:
+            executor.run()
+            if self.transport.device is None:
+                executor.synchronize()
+                executor.forget_spans()
+        finally:
+            executor.executable.release(use)
 
     def _replay(self, form: Form, executor: Any, tensors: Mapping[str, Any]) -> None:
         """Replay a call that has come often; enqueue it otherwise."""
@@ -87,13 +94,19 @@ class Carrier:
         slot = use % executor.period
         key = (form, slot, *(tensor.data_ptr() for tensor in tensors.values()))
         graph = self._replays.find(key)
-        if graph is not None:
-            graph.replay()
-            executor.count(use)
-        elif self._replays.due(key):
-            self._replays.capture(key, partial(self._run, executor, tensors)).replay()
-        else:
+        if graph is None and not self._replays.due(key):
             self._run(executor, tensors)
+            return
+        try:
+            if graph is None:
+                graph = self._replays.capture(key, partial(self._run, executor, tensors))
+            graph.replay()
+        except Exception as error:
+            executor.count(use - 1)  # a capture that fails has made no call
+            named = executor.named(error, "a replay", use)
+            executor.give_up(named)
+            raise named from error
+        executor.count(use)
 
     def _use(self, executor: Any) -> int:
         """Return the number of the next call."""
@@ -126,9 +139,10 @@ class Carrier:
         if self.workspace is not None and _fits(layout, self.workspace.layout):
             return
         self.forget()
+        made = self.transport.allocate(layout)
         if self.workspace is not None:
             self._retired.append(self.workspace)
-        self.workspace = self.transport.allocate(layout)
+        self.workspace = made
 
     def executor(self, form: Form) -> Any:
         """Return the executor of a form, made now if there is none.
@@ -160,19 +174,25 @@ class Carrier:
             self.transport.raise_if_failed()
 
     def forget(self) -> None:
-        """Close all executors."""
+        """Close all executors, once the device has done what they enqueued."""
+        if self._executors and self.transport.device is not None:
+            import torch
+
+            torch.cuda.synchronize(self.transport.device)
         for executor in self._executors.values():
             executor.close()
         self._executors.clear()
         self._replays.clear()
 
     def close(self) -> None:
-        """Give everything back."""
-        self.forget()
-        for workspace in (self.workspace, *self._retired):
-            if workspace is not None:
-                workspace.close()
-        self.transport.close()
+        """Give everything back, whatever has failed."""
+        try:
+            self.forget()
+        finally:
+            for workspace in (self.workspace, *self._retired):
+                if workspace is not None:
+                    workspace.close()
+            self.transport.close()
 
     def _made(self, program: Program) -> Any:
         if self.transport.device is None:

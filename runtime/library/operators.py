@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stretto.runtime.library.carrier import Form
-from stretto.schedules.language import InvalidInput, ceil_div
+from stretto.schedules.language import Extent, InvalidInput
 
 if TYPE_CHECKING:
     from stretto.runtime.library.tensor_parallel import TensorParallel
@@ -93,7 +93,8 @@ class AllGatherGemm:
             This rank's rows, [rows, k]: rank r has the rows from ``r * ceil(m / tp)`` on, at most
             ``ceil(m / tp)`` of them.  What is not contiguous is copied first.
         m
-            Global rows; by default the rows of `x` times the number of ranks.
+            Global rows, the same on all ranks; by default the rows of `x` times the number of
+            ranks.  The first call with a number compares it with the other ranks'.
         out
             [m, n], contiguous, to be written; by default a new tensor.
 
@@ -111,6 +112,8 @@ class AllGatherGemm:
             If an earlier call, or another rank, has failed.
         """
         parallel = self.parallel
+        if x.dim() != 2:
+            raise InvalidInput(f"x must be a matrix [rows, {self.k}], not {list(x.shape)}.")
         rows = x.shape[0] * parallel.world_size if m is None else m
         self._check(x, rows)
         if out is None:
@@ -133,7 +136,7 @@ class AllGatherGemm:
                 f"A call of {m} rows; this operator takes 1 to {self.max_m} (its max_m)."
             )
         rows = parallel.rows(m)
-        if x.dim() != 2 or tuple(x.shape) != (len(rows), self.k):
+        if tuple(x.shape) != (len(rows), self.k):
             raise InvalidInput(
                 f"Of {m} rows rank {parallel.rank} has {len(rows)}, so x must have shape "
                 f"[{len(rows)}, {self.k}], not {list(x.shape)}; where ranks differ in rows, pass m."
@@ -160,5 +163,6 @@ class AllGatherGemm:
 
 def block_of(m: int, rank: int, world_size: int) -> range:
     """Return which of `m` rows a rank has."""
-    block = ceil_div(m, world_size)
-    return range(min(rank * block, m), min((rank + 1) * block, m))
+    extent = Extent(m, "shard")
+    start = min(rank * extent.block(world_size), m)
+    return range(start, start + extent.valid(rank, world_size))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -21,7 +22,13 @@ from stretto.runtime.library.tuning import (
 )
 from stretto.runtime.session import host_id
 from stretto.schedules import SCHEDULES
-from stretto.schedules.language import InvalidInput, StrettoError, Unavailable, UnknownName
+from stretto.schedules.language import (
+    InvalidInput,
+    RunFailed,
+    StrettoError,
+    Unavailable,
+    UnknownName,
+)
 from stretto.transports import load_transport
 from stretto.transports.interface import Transport
 from stretto.transports.multicast import switch_multicast_off
@@ -99,6 +106,7 @@ class TensorParallel:
         if on_gpu:
             torch.cuda.set_device(self.device)
         self.transport = transport or ("copy_engine" if on_gpu else "shared_memory")
+        _require_put(self.transport)
         providers = [TorchGemm()]
         if on_gpu:
             providers += [TorchGemm("cublas"), TorchGemm("cublaslt")]
@@ -106,10 +114,12 @@ class TensorParallel:
         self.refusal: str | None = None
         self.fallback_refusal: str | None = None
         members = tuple(dist.get_process_group_ranks(self.group))
-        self._prefix = f"stretto/{'-'.join(map(str, members))}/{_made[members]}"
         _made[members] += 1
+        # Rank 0's number: a rank that had to try twice has another.
+        self._prefix = f"stretto/{'-'.join(map(str, members))}/{self.exchange(_made[members])[0]}"
         self._times = {"timeout_s": timeout_s, "join_timeout_s": join_timeout_s}
         self._verify = verify
+        self._agreed_rows: set[int] = set()
         self._operators: list[AllGatherGemm] = []
         self._tables: dict[tuple[int, int, str], DispatchTable] = {}
         self._picked: dict[tuple[AllGatherGemm, int], str] = {}
@@ -160,12 +170,14 @@ class TensorParallel:
             If the ranks' operators differ, there is not enough memory, or a graph is being
             captured.
         """
-        if mode not in ("graph", "eager"):
-            raise InvalidInput(f"mode is {mode!r}; give 'graph' or 'eager'.")
         if self._capturing():
             raise InvalidInput("prepare() cannot be captured in a graph; call it before.")
+        self._check_open()
         new = [one for one in self._operators if not one.prepared]
-        self._agree("operators", [(one.n, one.k, one.max_m, one.dtype, one.variant) for one in new])
+        asked = [(one.n, one.k, one.max_m, one.dtype, one.variant) for one in new]
+        self._agree("operators, or tune and mode of prepare()", (asked, tune, mode))
+        if mode not in ("graph", "eager"):
+            raise InvalidInput(f"mode is {mode!r}; give 'graph' or 'eager'.")
         if not new:
             return
         for name, carrier in self._carriers.items():
@@ -176,13 +188,13 @@ class TensorParallel:
                     for variant in self._variants(one, name)
                 ]
             )
-        load_gemms(self, new)
+        self._together("loading GEMMs", lambda: load_gemms(self, new))
         if tune:
-            tune_gemms(self, new)
-        self.exchange("loaded")
+            self._together("measuring GEMMs", lambda: tune_gemms(self, new))
         self._warm(new)
         if tune:
-            self._tables.update(tune_variants(self, new, mode=mode))
+            for key, table in tune_variants(self, new, mode=mode).items():
+                self._tables.setdefault(key, {}).update(table)
             self._picked.clear()
         for one in new:
             one.prepared = True
@@ -229,15 +241,29 @@ class TensorParallel:
 
     def run(self, operator: AllGatherGemm, m: int, x: Any, out: Any) -> None:
         """Enqueue one call; what operators do when they are called."""
+        self._check_open()
         if not operator.prepared:
             raise InvalidInput("Call TensorParallel.prepare() on every rank before the first call.")
-        if not self._lock.acquire(blocking=False):
-            raise InvalidInput("Another thread is in a call on this workspace; take turns.")
-        try:
+        with self._alone():
             self._take_stream()
-            self.enqueue(operator, self._variant(operator, m), m, x, out)
-        finally:
-            self._lock.release()
+            variant = self._variant(operator, m)
+            self._agree_on_rows(variant, m)
+            self.enqueue(operator, variant, m, x, out)
+
+    def _agree_on_rows(self, variant: str, m: int) -> None:
+        """Hold the number of rows against the other ranks', the first time that it is used here.
+
+        Ranks that differ would push rows to where nobody looks for them.
+        """
+        if m in self._agreed_rows:
+            return
+        for rank, said in enumerate(self.carrier_of(variant).transport.exchange({"m": m})):
+            if said != {"m": m}:
+                raise InvalidInput(
+                    f"Rank {self.rank} calls with {m} rows in all, rank {rank} with {said['m']}; "
+                    "pass the same m on all ranks."
+                )
+        self._agreed_rows.add(m)
 
     def enqueue(self, operator: AllGatherGemm, variant: str, m: int, x: Any, out: Any) -> None:
         """Enqueue a call by this variant."""
@@ -248,9 +274,10 @@ class TensorParallel:
         """Let the next calls come on another CUDA stream, after all that were made so far."""
         import torch
 
-        if self._stream is not None:
-            stream.wait_stream(torch.cuda.ExternalStream(self._stream))
-        self._stream = stream.cuda_stream
+        with self._alone():
+            if self._stream is not None:
+                stream.wait_stream(torch.cuda.ExternalStream(self._stream))
+            self._stream = stream.cuda_stream
 
     def check(self) -> None:
         """Raise if a call or a rank has failed, now; graphs that are replayed cannot say it.
@@ -266,12 +293,14 @@ class TensorParallel:
     def close(self) -> None:
         """Give everything back, once the device is done with it; a second call does nothing."""
         carriers, self._carriers = self._carriers, {}
-        if carriers and self.device.type != "cpu":
-            import torch
-
-            torch.cuda.synchronize(self.device)
+        failed: Exception | None = None
         for carrier in carriers.values():
-            carrier.close()
+            try:
+                carrier.close()
+            except Exception as error:  # noqa: BLE001 (the others are closed first)
+                failed = error
+        if failed is not None:
+            raise failed
 
     def __enter__(self) -> TensorParallel:
         return self
@@ -320,27 +349,43 @@ class TensorParallel:
                 f"set {SHARE}=1 to let ranks share a GPU."
             )
 
-        def overlapped() -> Transport:
-            if own is not None:
-                raise Unavailable(own)
-            return self._made(self.transport, store)
-
-        def library() -> Transport:
-            return self._made("rccl", store)
-
-        self.refusal = self._try(self.transport, overlapped)
-        self.fallback_refusal = self._try("rccl", library)
+        self.refusal = self._try(self.transport, store, own)
+        self.fallback_refusal = self._try("rccl", store, None)
         if not self._carriers:
             raise Unavailable(
                 f"Transport {self.transport!r}: {self.refusal} Transport 'rccl': "
                 f"{self.fallback_refusal}"
             )
 
+    def _try(self, name: str, store: Any, reason: str | None) -> str | None:
+        """Keep a transport if all ranks have it; else return the first rank's reason.
+
+        Ranks say first whether they can, so that none waits for one that cannot.
+        """
+        refused = self._first(reason or _lacking(name))
+        if refused is not None:
+            return refused
+        made: Transport | None = None
+        reason = None
+        try:
+            made = self._made(name, store)
+        except (StrettoError, RuntimeError, ImportError, OSError) as error:
+            reason = f"{type(error).__name__}: {error}"
+        refused = self._first(reason)
+        if refused is None and made is not None:
+            self._carriers[name] = Carrier(made, self.gemm, verify=self._verify)
+        elif made is not None:
+            made.close()
+        return refused
+
+    def _first(self, reason: str | None) -> str | None:
+        """Return the first reason that any rank has, with its rank; None if none has one."""
+        reasons = self.exchange(reason)
+        found = ((rank, one) for rank, one in enumerate(reasons) if one is not None)
+        return next((f"rank {rank}: {one}" for rank, one in found), None)
+
     def _made(self, name: str, store: Any) -> Transport:
         cls: Any = load_transport(name)
-        state = cls.available()
-        if not state.usable:
-            raise Unavailable(state.reason)
         more: dict[str, Any] = {}
         if self.device.type != "cpu":
             more["device"] = self.device.index
@@ -356,21 +401,33 @@ class TensorParallel:
         )
         return made
 
-    def _try(self, name: str, make: Callable[[], Transport]) -> str | None:
-        """Keep a transport if all ranks have it; else say the first rank's reason."""
-        made, reason = None, None
+    def _together(self, what: str, step: Callable[[], None]) -> None:
+        """Do something of this rank's own, and raise on all ranks if it fails on one."""
+        problem: Exception | None = None
         try:
-            made = make()
-        except StrettoError as error:
-            reason = str(error)
-        reasons = self.exchange(reason)
-        failed = next((rank for rank, one in enumerate(reasons) if one is not None), None)
-        if failed is None and made is not None:
-            self._carriers[name] = Carrier(made, self.gemm, verify=self._verify)
-            return None
-        if made is not None:
-            made.close()
-        return f"rank {failed}: {reasons[failed or 0]}"
+            step()
+        except Exception as error:  # noqa: BLE001 (told to all, and raised)
+            problem = error
+        said = None if problem is None else f"{what} failed: {problem}"
+        refused = self._first(said)
+        if problem is not None:
+            raise problem
+        if refused is not None:
+            raise RunFailed(refused)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Refuse a second thread."""
+        if not self._lock.acquire(blocking=False):
+            raise InvalidInput("Another thread is in a call on this workspace; take turns.")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _check_open(self) -> None:
+        if not self._carriers:
+            raise RunFailed("This TensorParallel has been closed; make another.")
 
     def _agree(self, what: str, value: Any) -> None:
         for rank, other in enumerate(self.exchange(value)):
@@ -395,18 +452,18 @@ class TensorParallel:
         return "rccl" if variant == UNFUSED else self.transport
 
     def _warm(self, operators: list[AllGatherGemm]) -> None:
-        """Run every form of most rows once, so that all kernels are loaded."""
+        """Run every form of most rows once, and of uneven ones, so that all is loaded and made."""
         done = set()
         for one in operators:
             for variant in self.variants_of(one):
-                form = one.form(variant, one.max_m)
-                if form in done:
-                    continue
-                done.add(form)
-                x = one.weight.new_zeros((len(self.rows(one.max_m)), one.k))
-                out = one.weight.new_empty((one.max_m, one.n))
-                self.enqueue(one, variant, one.max_m, x, out)
-                self._synchronize()
+                for m in dict.fromkeys((one.max_m, max(1, one.max_m - 1))):
+                    form = one.form(variant, m)
+                    if form in done:
+                        continue
+                    done.add(form)
+                    x = one.weight.new_zeros((len(self.rows(m)), one.k))
+                    self.enqueue(one, variant, m, x, one.weight.new_empty((m, one.n)))
+                    self._synchronize()
 
     def _synchronize(self) -> None:
         if self.device.type == "cpu":
@@ -439,6 +496,26 @@ class TensorParallel:
                 "The workspace is in use on another stream, and one stream at a time may use it; "
                 "call move_to(stream) to change over, or make a TensorParallel for each stream."
             )
+
+
+def _require_put(name: str) -> None:
+    """Refuse a transport that no overlapped schedule can use."""
+    try:
+        offered = load_transport(name).offered()
+    except Unavailable:
+        return  # said as a refusal, on all ranks
+    lacking = offered.lacks("put", None)
+    if lacking is not None:
+        raise InvalidInput(f"{lacking}; leave transport out, or name one that pushes.")
+
+
+def _lacking(name: str) -> str | None:
+    """Return why this process cannot use a transport, None if it can."""
+    try:
+        state = load_transport(name).available()
+    except Unavailable as error:
+        return str(error)
+    return None if state.usable else state.reason
 
 
 def _may_share() -> bool:

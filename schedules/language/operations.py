@@ -175,6 +175,11 @@ class Wait(OperationBase):
     def waits(self) -> tuple[Sync, ...]:
         return tuple(Sync(word, self.value) for word in self.words)
 
+    @property
+    def is_credit(self) -> bool:
+        """Whether it waits for epochs of earlier calls only, and for nothing of its own call."""
+        return not self.after and self.value.stride >= 1 and self.value.offset <= 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective(OperationBase):

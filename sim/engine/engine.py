@@ -351,7 +351,7 @@ class Engine:
             state.gemms.pop(activity, None)
         if polls:
             lost = self.waves_lost * step.wave_us * work / step.alone_us
-            held = max((poll.end or self.env.now) - begun for poll in polls)
+            held = max((self.env.now if poll.end is None else poll.end) - begun for poll in polls)
             yield self.env.timeout(min(lost, held))
             end = self.env.now
         return end

@@ -278,7 +278,7 @@ class _Maker:
         elif isinstance(operation, Wait):
             step.tail_us = self.transport.wait_us
             # A credit is waited for by the kernel that begins the call, before any GEMM of it.
-            step.polls = any(sync.offset > 0 for sync in step.waits)
+            step.polls = not operation.is_credit
         elif isinstance(operation, Collective):
             self._cost_of_collective(step, operation, rank)
         else:

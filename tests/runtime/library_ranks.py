@@ -151,10 +151,43 @@ def refusals(rank: Rank) -> dict[str, str]:
             refused("gradient", lambda: operator(x.clone().requires_grad_()))
         with parallel._lock:
             refused("second thread", lambda: operator(x))
+        refused("no matrix", lambda: operator(x[0, 0]))
+        mine = numbers(0, 5 - rank.index, operator.k)  # 9 rows on two ranks, and nobody says so
+        refused("m left out", lambda: operator(mine))
+        refused("tune of one rank", lambda: parallel.prepare(tune=rank.index == 0))
         if rank.index:
             parallel.all_gather_gemm(operator.weight, max_m=8)
         refused("different operators", parallel.prepare)
+    refused("closed", lambda: operator(x))
+    parallel.close()
+    refused("unknown transport", lambda: TensorParallel(transport="pigeon"))
+    refused("transport without put", lambda: TensorParallel(transport="rccl"))
     return said
+
+
+def failure_while_preparing(rank: Rank) -> str:
+    """One rank runs out of memory in prepare(); all must hear of it at once."""
+    with TensorParallel() as parallel:
+        operators = layers(parallel)
+        if rank.index == 1:
+            operators[0].weight = None  # what comes of it is not our own error
+        start = time.monotonic()
+        try:
+            parallel.prepare()
+        except (StrettoError, AttributeError) as error:
+            return f"{type(error).__name__} {time.monotonic() - start < 5} {error}"
+    return "nothing happened"
+
+
+def tables_grow(rank: Rank) -> list[int]:
+    """A later, smaller operator of the same shape must not take a larger one's measurements."""
+    with TensorParallel() as parallel:
+        weight = numbers(0, 8, 16)
+        large = parallel.all_gather_gemm(weight, max_m=256)
+        parallel.prepare()
+        parallel.all_gather_gemm(weight, max_m=64)
+        parallel.prepare()
+        return [int(large.choice(m).reason.split()[1]) for m in (64, 128, 256)]
 
 
 def not_contiguous(rank: Rank) -> bool:

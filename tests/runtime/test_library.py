@@ -56,8 +56,24 @@ def test_what_cannot_be_is_refused_with_a_sentence() -> None:
             "gradient": "no backward",
             "second thread": "take turns",
             "different operators": "have different operators",
+            "no matrix": "must be a matrix",
+            "m left out": "pass the same m",
+            "tune of one rank": "tune and mode",
+            "closed": "has been closed",
+            "unknown transport": "choose one of copy_engine",
+            "transport without put": "has no put",
         }.items():
             assert words in said[name], name
+
+
+def test_a_failure_of_one_rank_while_preparing_is_told_to_all() -> None:
+    other, own = run(2, ranks.failure_while_preparing)
+    assert own.startswith("AttributeError True")
+    assert other.startswith("RunFailed True rank 1: loading GEMMs failed")
+
+
+def test_later_operators_add_to_what_was_measured() -> None:
+    assert run(2, ranks.tables_grow) == [[64, 128, 256]] * 2
 
 
 def test_a_strided_input_is_handled() -> None:

@@ -1,7 +1,7 @@
 """The small kernels of the CUDA transports: begin a call, wait, add, fill a mailbox.
 
-They are compiled with NVRTC when the transport is made, and loaded and run once before anything
-can spin (lazy loading while a kernel spins can wedge a context).
+They are compiled with NVRTC when the first transport of a process is made, and loaded before
+anything can spin (lazy loading while a kernel spins can wedge a context).
 
 They are kept below 24 registers: a GEMM of 384 threads leaves a multiprocessor about a thousand of
 its 65536, and a wait that fits in there starts beside it instead of after it.
@@ -16,6 +16,7 @@ can say what happened.
 from __future__ import annotations
 
 import ctypes
+from functools import cache
 from typing import Any
 
 from stretto.transports.cuda.driver import bindings, called
@@ -204,6 +205,7 @@ class KernelLibrary:
         return Kernel(self._functions[name], threads, arguments, name)
 
 
+@cache
 def _compiled(architecture: str) -> bytes:
     """Return the PTX of the kernels."""
     from cuda.bindings import nvrtc

@@ -80,6 +80,7 @@ class CudaWorkspace(Workspace):
         self._state = torch.zeros((self.period, 2 + MAX_VALUES), dtype=torch.int32, device=device)
         self._strides = torch.zeros(MAX_VALUES, dtype=torch.int32, device=device)
         self._value_offsets = torch.zeros(MAX_VALUES, dtype=torch.int32, device=device)
+        self._reader: Any = None
         self.closed = False
 
     @staticmethod
@@ -132,15 +133,13 @@ class CudaWorkspace(Workspace):
         """Return what a word holds now, by a stream of its own: works while kernels spin."""
         driver = bindings()
         value = ctypes.c_uint32()
-        stream = called("cuStreamCreate", driver.cuStreamCreate(1))
-        try:
-            called(
-                "cuMemcpyDtoHAsync of a flag word",
-                driver.cuMemcpyDtoHAsync(ctypes.addressof(value), address, 4, stream),
-            )
-            called("cuStreamSynchronize", driver.cuStreamSynchronize(stream))
-        finally:
-            driver.cuStreamDestroy(stream)
+        if self._reader is None:
+            self._reader = called("cuStreamCreate", driver.cuStreamCreate(1))
+        called(
+            "cuMemcpyDtoHAsync of a flag word",
+            driver.cuMemcpyDtoHAsync(ctypes.addressof(value), address, 4, self._reader),
+        )
+        called("cuStreamSynchronize", driver.cuStreamSynchronize(self._reader))
         return value.value
 
     def device_handle(self) -> DeviceHandle:
@@ -209,6 +208,9 @@ class CudaWorkspace(Workspace):
     def close(self) -> None:
         self.closed = True
         self._tensor = None
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            bindings().cuStreamDestroy(reader)
 
     def begin_kernel(self, residue: int, due: CreditTable, giving_up: tuple[Any, ...]) -> Kernel:
         """Return the kernel that starts a call of slot residue `residue`.

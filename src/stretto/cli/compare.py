@@ -53,7 +53,7 @@ def compare_command(
     Without --machine this machine is calibrated first.  The prediction is made before the run.
     The figure shows the measured timeline above the simulated one.
     """
-    from stretto.runtime.calibration import calibrate_host, plan_for
+    from stretto.runtime.calibration import calibrate_gpus, calibrate_host, gpu_plan, plan_for
     from stretto.runtime.session import RunOptions, run_programs
 
     if "TORCHELASTIC_RUN_ID" in os.environ:
@@ -68,9 +68,13 @@ def compare_command(
     for one in programs if verify else ():
         verified(one, alone=True)  # each has a workspace of its own
     with progress(quiet=as_json) as bar:
-        on_gpu = program.transport != "shared_memory"
-        if on_gpu:
-            target = _profile_of_gpus(machine)
+        on_gpu = _on_gpus(program)
+        if on_gpu and machine is None:
+            task = bar.add_task("calibrating these GPUs (--machine NAME leaves it out)", total=None)
+            target = calibrate_gpus(gpu_plan(program.world_size, (program.dtype,), progress=False))
+            bar.remove_task(task)
+        elif on_gpu:
+            target = _profile_of_gpus(str(machine))
         elif machine is None or machine == "host":
             task = bar.add_task(f"calibrating this machine for TP{program.world_size}", total=None)
             plan = plan_for(program.world_size, program.dtype, programs, grid=False)
@@ -113,10 +117,21 @@ def _checkable(program: Program) -> bool:
     return has_reference(program)
 
 
-def _profile_of_gpus(name: str | None) -> Machine:
-    """Load the profile that predicts a run on this machine's GPUs; calibrating them comes later."""
-    if name is None:
-        raise InvalidInput("Name the profile of this machine's GPUs: --machine h200-sxm, say.")
+def _on_gpus(program: Program) -> bool:
+    """Whether a run is on GPUs; the library's collectives are where torch finds any."""
+    if program.transport == "rccl":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise InvalidInput(
+                "compare predicts collectives of GPUs; on a CPU use --transport shared_memory."
+            )
+        return True
+    return program.transport != "shared_memory"
+
+
+def _profile_of_gpus(name: str) -> Machine:
+    """Load the profile that predicts a run on this machine's GPUs."""
     machine = Machine.load(name)
     if machine.kind != "gpu":
         raise InvalidInput(f"Machine {machine.name!r} has no GPUs; name a profile that has.")
