@@ -54,10 +54,10 @@ class TorchGemm:
             call = partial(torch.mm, a, b.t(), out=out)
         else:
             call = partial(torch.addmm, accumulate, a, b.t(), out=out)
-        return call if self.library is None else partial(_told, self.library, call)
+        return call if self.library is None else partial(_with_library, self.library, call)
 
 
-def _told(library: str, call: Callable[[], Any]) -> None:
+def _with_library(library: str, call: Callable[[], Any]) -> None:
     """Run a GEMM with torch's choice of library set, and put the choice back."""
     from torch.backends.cuda import preferred_blas_library
 

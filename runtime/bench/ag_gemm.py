@@ -31,6 +31,8 @@ from typing import Any
 
 from stretto.runtime.bench.machine import gpu_machine
 from stretto.runtime.bench.predictions import errors_of
+from stretto.runtime.calibration.figures import spread
+from stretto.runtime.calibration.phases import reason_of
 from stretto.runtime.gemm import GemmProvider, GemmShape, TorchGemm
 from stretto.runtime.launcher import Rank, launch
 from stretto.runtime.library import AllGatherGemm, TensorParallel
@@ -56,8 +58,6 @@ class BenchPlan:
     rounds: int = 15
     dtype: str = "bf16"
     variants: tuple[str, ...] = ("ring", "direct", "eager", "unfused")
-    peers: bool = True
-    seed: int = 0
     partial: Path | None = None
     """Where rank 0 writes the report after every shape, so that a lost run leaves what it had."""
     predicted: tuple[dict[str, Any], ...] = ()
@@ -94,7 +94,7 @@ def _rank(rank: Rank, plan: BenchPlan) -> dict[str, Any]:
     with TensorParallel() as parallel, torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
         if parallel.refusal is not None:
             raise Unavailable(f"bench ag-gemm needs overlapping, and {parallel.refusal}")
-        nccl = dist.new_group(backend="nccl") if plan.peers else None
+        nccl = dist.new_group(backend="nccl")
         operators = {name: _operator(parallel, plan, n, k) for name, n, k in plan.shapes}
         parallel.prepare()
         for name, operator in operators.items():
@@ -163,17 +163,16 @@ def _shape(
     }
     for variant in plan.variants:
         makers[variant] = lambda variant=variant: _ours(operator, variant, m, x)  # type: ignore[misc]
-    if plan.peers:
-        makers["nccl + gemm"] = lambda: _nccl(nccl, x, w, plan.world_size)
-        makers["all-gather"] = lambda: _all_gather(nccl, x, plan.world_size)
-        makers["torch fused"] = lambda: _torch_fused(x, w)
-        for tiles in QUACK_TILES:
-            makers[f"quack {tiles[0]}x{tiles[1]}"] = lambda tiles=tiles: _quack(  # type: ignore[misc]
-                x, w, plan.world_size, tiles
-            )
-            makers[f"quack gemm {tiles[0]}x{tiles[1]}"] = lambda tiles=tiles: _quack_gemm(  # type: ignore[misc]
-                x, w, plan.world_size, tiles
-            )
+    makers["nccl + gemm"] = lambda: _nccl(nccl, x, w, plan.world_size)
+    makers["all-gather"] = lambda: _all_gather(nccl, x, plan.world_size)
+    makers["torch fused"] = lambda: _torch_fused(x, w)
+    for tiles in QUACK_TILES:
+        makers[f"quack {tiles[0]}x{tiles[1]}"] = lambda tiles=tiles: _quack(  # type: ignore[misc]
+            x, w, plan.world_size, tiles
+        )
+        makers[f"quack gemm {tiles[0]}x{tiles[1]}"] = lambda tiles=tiles: _quack_gemm(  # type: ignore[misc]
+            x, w, plan.world_size, tiles
+        )
     for method, make in makers.items():
         try:
             enqueue = make()
@@ -181,13 +180,13 @@ def _shape(
         except (ImportError, RuntimeError, AttributeError, TypeError, AssertionError) as error:
             if method in plan.variants:
                 raise  # a peer may be missing, we may not
-            skipped[method] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+            skipped[method] = reason_of(error)
         torch.cuda.synchronize()
         _meet(parallel)
     agreed = _agreed(parallel, [one.name for one in methods])
     methods = [one for one in methods if one.name in agreed]
     before = _condition(parallel)
-    order = random.Random(f"{plan.seed}/{name}/{m}")
+    order = random.Random(f"{name}/{m}")
     for _ in range(plan.rounds):
         for one in order.sample(methods, len(methods)):
             one.times_us.append(_burst(parallel, one.graph))
@@ -204,7 +203,7 @@ def _shape(
         "us": {method: median(values) for method, values in times.items()},
         "ratio_to_nccl": _ratios(times, "nccl + gemm"),
         "ratio_to_gemm": _ratios(times, "gemm"),
-        "sentinel_spread": _spread(times.get("sentinel", [])),
+        "sentinel_spread": spread(times.get("sentinel", [])),
         "skipped": skipped,
         "device_before": before,
         "device_after": after,
@@ -363,15 +362,6 @@ def _ratios(times: dict[str, list[float]], base: str) -> dict[str, list[float]]:
         last = len(ratios) - 1
         found[method] = [ratios[round(last * 0.1)], median(ratios), ratios[round(last * 0.9)]]
     return found
-
-
-def _spread(values: Sequence[float]) -> float | None:
-    """Return the 10th to 90th percentile range over the median."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    last = len(ordered) - 1
-    return (ordered[round(last * 0.9)] - ordered[round(last * 0.1)]) / median(ordered)
 
 
 def _condition(parallel: TensorParallel) -> dict[str, Any]:

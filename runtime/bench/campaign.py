@@ -20,6 +20,7 @@ from stretto.runtime.bench.ag_gemm import BenchPlan, bench_ag_gemm
 from stretto.runtime.bench.predictions import predict_rows
 from stretto.runtime.bench.signals import SignalsPlan, measure_signals
 from stretto.runtime.calibration import calibrate_gpus, gpu_plan
+from stretto.runtime.calibration.phases import PROBE_ERRORS, reason_of
 from stretto.runtime.session import RunOptions, run_programs
 from stretto.schedules import SCHEDULES, schedule_class
 from stretto.schedules.language import (
@@ -35,6 +36,17 @@ from stretto.transports import load_transport
 __all__ = ["Campaign", "published_form", "run_campaign"]
 
 CHECKED_ROWS = (9, 257, 1000)
+OWN_FILES = (
+    "profile.json",
+    "signals.json",
+    "correctness.json",
+    "ag_gemm.json",
+    "ag_gemm.md",
+    "-measured.json",
+    "-simulated.json",
+    "-comparison.json",
+)
+"""Ends of the names of what the steps write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +87,17 @@ def run_campaign(campaign: Campaign, note: Callable[[str], None]) -> dict[str, s
         "timeline": _timeline,
     }
     outcomes: dict[str, str] = {}
+    for stale in campaign.folder.glob("*"):  # of an earlier campaign: it must not pass for new
+        if stale.name.endswith(OWN_FILES):
+            stale.unlink()
     for name, step in steps.items():
         note(name)
         start = time.monotonic()
         try:
             step(campaign)
             outcomes[name] = f"done in {time.monotonic() - start:.0f} s"
-        except StrettoError as error:
-            outcomes[name] = str(error)
+        except (StrettoError, *PROBE_ERRORS) as error:
+            outcomes[name] = f"failed: {reason_of(error)}"
         _write(campaign, "steps.json", outcomes)
     return outcomes
 
@@ -159,7 +174,7 @@ def _timeline(campaign: Campaign) -> None:
     """Record one call of every overlapped variant, and simulate it by the fresh profile."""
     machine = _machine(campaign)
     _, n, k = campaign.plan.shapes[0]
-    m = max(one for one in campaign.plan.rows if one <= 8192)
+    m = min(campaign.plan.rows, key=lambda rows: abs(rows - 8192))
     for variant in ("ring", "eager"):
         program = _program(variant, campaign.plan.world_size, m, n, k)
         predicted = simulate(program, machine, mode="graph").timeline
@@ -194,7 +209,9 @@ def published_form(report: dict[str, Any]) -> str:
     ]
     for row in report["rows"]:
         us, chosen = row["us"], row["choice"]
-        own, baseline = us[chosen], us.get("nccl + gemm", us["unfused"])
+        if chosen not in us or "gemm" not in us:
+            continue
+        own, baseline = us[chosen], us.get("nccl + gemm") or us.get("unfused") or us[chosen]
         guess = predicted.get((row["projection"], row["m"]), {}).get(chosen)
         error = "" if guess is None else f"{guess:.0f} ({100 * (guess / own - 1):+.1f} %)"
         gather = f"{us['all-gather']:.0f}" if "all-gather" in us else "-"

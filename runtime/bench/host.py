@@ -22,16 +22,17 @@ from typing import Any
 from stretto.runtime.bench.machine import gpu_machine
 from stretto.runtime.gpu import prepare
 from stretto.runtime.launcher import Rank, launch
-from stretto.schedules import schedule_class
+from stretto.schedules import SCHEDULES, schedule_class
 from stretto.transports import load_transport
 from stretto.transports.interface import WorkspaceLayout
 
 __all__ = ["PROTOCOL", "measure_host"]
 
 PROTOCOL = "host's time of a call, device idle before; median of rounds; slowest rank"
-M, N, K = 64, 64, 64
+ROWS, N, K = 32, 64, 64
+"""Rows of one rank, and the GEMM's other sizes."""
+
 CALLS, ROUNDS = 8, 40
-VARIANTS = ("ring", "direct", "eager", "unfused")
 
 
 def measure_host(world_size: int = 2) -> dict[str, Any]:
@@ -51,7 +52,8 @@ def measure_host(world_size: int = 2) -> dict[str, Any]:
     ]
     return {
         "what": "host cost of a call",
-        "protocol": f"{PROTOCOL}; {CALLS} calls in a row, {ROUNDS} rounds, m={M} n={N} k={K}, bf16",
+        "protocol": f"{PROTOCOL}; {CALLS} calls in a row, {ROUNDS} rounds, "
+        f"m={ROWS * world_size} n={N} k={K}, bf16",
         "date": date.today().isoformat(),
         "machine": reports[0]["machine"],
         "world_size": world_size,
@@ -65,10 +67,14 @@ def measure_host(world_size: int = 2) -> dict[str, Any]:
 
 def _rank(rank: Rank) -> dict[str, Any]:
     import torch
+    import torch.distributed as dist
 
     found: dict[str, Any] = {}
-    with torch.cuda.device(rank.index % torch.cuda.device_count()), torch.no_grad():
-        for variant in VARIANTS:
+    torch.cuda.set_device(rank.index % torch.cuda.device_count())
+    store = dist.PrefixStore("host", rank.store)
+    dist.init_process_group("gloo", store=store, rank=rank.index, world_size=rank.world_size)
+    with torch.no_grad():
+        for variant in SCHEDULES["ag-gemm"]:
             name = "rccl" if variant == "unfused" else "copy_engine"
             cls: Any = load_transport(name)
             transport = cls(rank.index, rank.world_size, rank.store, key_prefix=variant)
@@ -85,7 +91,7 @@ def _variant(transport: Any, variant: str) -> dict[str, Any]:
 
     program = schedule_class("ag-gemm", variant)(
         world_size=transport.world_size,
-        m=M,
+        m=ROWS * transport.world_size,
         n=N,
         k=K,
         dtype="bf16",
@@ -93,7 +99,7 @@ def _variant(transport: Any, variant: str) -> dict[str, Any]:
     ).build()
     layout = WorkspaceLayout.of(program)
     workspace = transport.allocate(layout) if layout.buffers or layout.flags else None
-    shapes = {"x": (M // transport.world_size, K), "w": (N, K), "y": (M, N)}
+    shapes = {"x": (ROWS, K), "w": (N, K), "y": (ROWS * transport.world_size, N)}
     tensors = {
         name: torch.zeros(shape, dtype=torch.bfloat16, device=transport.device)
         for name, shape in shapes.items()
@@ -164,10 +170,10 @@ def _library() -> dict[str, float]:
 
     with TensorParallel() as parallel:
         weight = torch.zeros((N, K), dtype=torch.bfloat16, device=parallel.device)
-        operator = parallel.all_gather_gemm(weight, max_m=M, variant="eager")
+        m = ROWS * parallel.world_size
+        operator = parallel.all_gather_gemm(weight, max_m=m, variant="eager")
         parallel.prepare(tune=False)
-        x = weight.new_zeros((M // parallel.world_size, K))
-        out = weight.new_empty((M, N))
+        x, out = weight.new_zeros((ROWS, K)), weight.new_empty((m, N))
         fresh = iter([x.clone() for _ in range(4 * CALLS * ROUNDS)])
 
         def settle() -> None:

@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-import platform
+from stretto.runtime.calibration.gpu_probes import versions
 
 __all__ = ["gpu_machine"]
 
 
 def gpu_machine() -> dict[str, str]:
-    """Return GPUs and versions; the driver's where nvidia-ml-py is installed."""
+    """Return the GPUs and the versions of what times depend on."""
     import torch
 
     properties = torch.cuda.get_device_properties(0)
-    return {
-        "gpu": f"{torch.cuda.device_count()} x {properties.name}",
-        "torch": torch.__version__,
-        "cuda": str(torch.version.cuda),
-        "nccl": ".".join(str(part) for part in torch.cuda.nccl.version()),
-        "python": platform.python_version(),
-        "driver": _driver(),
-    }
-
-
-def _driver() -> str:
-    try:
-        import pynvml
-    except ImportError:
-        return "unknown: nvidia-ml-py is not installed"
-    pynvml.nvmlInit()
-    try:
-        return str(pynvml.nvmlSystemGetDriverVersion())
-    finally:
-        pynvml.nvmlShutdown()
+    return {"gpu": f"{torch.cuda.device_count()} x {properties.name}", **versions()}

@@ -7,11 +7,11 @@ workspace, in which every block is full.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 from stretto.transports.interface import Memory
+from stretto.transports.library.memory import bytes_at, torch_dtype
 from stretto.transports.library.shape import SUMMED_IN, Shape, span_bytes
 from stretto.transports.library.workspace import LocalWorkspace
 
@@ -167,45 +167,9 @@ def _matrix(
         return torch.empty((memory.rows, columns), dtype=kind, device=device)
     parts = (one.part(memory.address, span) for one in workspaces)
     found = next((one for one in parts if one is not None), None)
-    flat = _foreign(memory.address, span, device) if found is None else found
+    flat = bytes_at(memory.address, span, device) if found is None else found
     pitch = memory.pitch_bytes // kind.itemsize if memory.rows > 1 else columns
     return flat.view(kind).as_strided((memory.rows, columns), (pitch, 1))
-
-
-def _foreign(address: int, size_bytes: int, device: Any) -> Any:
-    """Return memory that someone else keeps alive as a tensor of bytes."""
-    import torch
-
-    if device is None:
-        raw = (ctypes.c_uint8 * size_bytes).from_address(address)
-        return torch.frombuffer(raw, dtype=torch.uint8)
-    return torch.as_tensor(_DeviceBytes(address, size_bytes), device=device)
-
-
-class _DeviceBytes:
-    """Device memory in the form that torch takes without copying."""
-
-    def __init__(self, address: int, size_bytes: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (size_bytes,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "version": 3,
-            "strides": None,
-        }
-
-
-def torch_dtype(name: str) -> Any:
-    """Return torch's dtype of a type that can be added."""
-    import torch
-
-    return {
-        "bf16": torch.bfloat16,
-        "fp16": torch.float16,
-        "fp32": torch.float32,
-        "fp64": torch.float64,
-        "int32": torch.int32,
-    }[name]
 
 
 def _copy(source: Any, destination: Any) -> Action:

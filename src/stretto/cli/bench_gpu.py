@@ -19,7 +19,7 @@ from stretto.cli.output import (
     working,
     write_json,
 )
-from stretto.schedules.language import InvalidInput, Unavailable
+from stretto.schedules.language import InvalidInput, RunFailed, Unavailable
 
 if TYPE_CHECKING:
     from stretto.runtime.bench.ag_gemm import BenchPlan
@@ -67,6 +67,10 @@ def bench_ag_gemm_command(
     if rounds < 3:
         raise InvalidInput(f"--rounds is {rounds}; give at least 3.")
     plan = replace(_plan(tp, presets, rows, rounds), partial=output)
+    if widen is not None and machine is None:
+        raise InvalidInput("--widen changes a profile; name it with --machine.")
+    if predict_only and figure is not None:
+        raise InvalidInput("--predict-only measures nothing to draw; leave --figure out.")
     if predict_only:
         _predict_ag_gemm(plan, machine, widen, output, as_json=as_json)
         return
@@ -113,8 +117,14 @@ def _plan(tp: int, presets: list[str] | None, rows: list[int] | None, rounds: in
     from stretto.runtime.bench.ag_gemm import BenchPlan
     from stretto.schedules.presets import projection
 
-    if any(m < 1 for m in rows or ()):
-        raise InvalidInput(f"-m is {min(rows or [1])}; give at least 1 row.")
+    if tp < 2:
+        raise InvalidInput(f"--tp is {tp}; give at least 2 ranks.")
+    for m in rows or ():
+        if m < 1 or m % tp:
+            raise InvalidInput(
+                f"-m is {m}; give a multiple of --tp {tp}, since the peers' all-gather wants equal "
+                "shards."
+            )
     names = presets or ["kimi-k3/kda", "kimi-k3/mla", "llama-3.1-70b/qkv", "qwen3-32b/qkv"]
     return BenchPlan(
         tp,
@@ -323,7 +333,7 @@ def bench_campaign(
     if rounds < 3:
         raise InvalidInput(f"--rounds is {rounds}; give at least 3.")
     plan = _plan(tp, presets, rows, rounds)
-    forecast = {} if predicted is None else _forecast(predicted, tp)
+    forecast = {} if predicted is None else _forecast(predicted, plan)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -337,10 +347,13 @@ def bench_campaign(
         print_json({"folder": str(folder), "steps": outcomes})
     else:
         print_pairs(f"campaign at TP{tp}, in {folder}", list(outcomes.items()))
+    failed = [step for step, outcome in outcomes.items() if not outcome.startswith("done")]
+    if failed:
+        raise RunFailed(f"Of the campaign's steps {', '.join(failed)} failed; the rest is kept.")
 
 
-def _forecast(path: Path, tp: int) -> dict[str, Any]:
-    """Return what was predicted before, for this number of ranks."""
+def _forecast(path: Path, plan: BenchPlan) -> dict[str, Any]:
+    """Return what was predicted before, for these ranks and shapes."""
     import json
 
     try:
@@ -351,8 +364,18 @@ def _forecast(path: Path, tp: int) -> dict[str, Any]:
         raise InvalidInput(
             f"{path} is not what bench ag-gemm --predict-only writes: {error}."
         ) from error
-    if world_size != tp:
-        raise InvalidInput(f"{path} predicts TP{world_size}, --tp is {tp}.")
+    if world_size != plan.world_size:
+        raise InvalidInput(f"{path} predicts TP{world_size}, --tp is {plan.world_size}.")
+    missing = [
+        f"{name} at m = {m}"
+        for name, _, _ in plan.shapes
+        for m in plan.rows
+        if (name, m) not in {(row.get("projection"), row.get("m")) for row in forecast["rows"]}
+    ]
+    if missing:
+        raise InvalidInput(
+            f"{path} does not predict {missing[0]}; choose --preset and -m among what it has."
+        )
     return forecast
 
 
