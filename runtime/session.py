@@ -156,7 +156,7 @@ def _require(transport: str) -> None:
 
     availability = load_transport(transport).available()
     if not availability.usable:
-        raise Unavailable(f"Transport {transport!r} cannot be used here: {availability.reason}")
+        raise Unavailable(f"Transport {transport!r} cannot be used here: {availability.reason}.")
 
 
 def _run_rank(

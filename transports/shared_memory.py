@@ -50,6 +50,7 @@ from stretto.schedules.language import (
     CollectiveKind,
     Epoch,
     InvalidInput,
+    PeerLost,
     RunFailed,
     StrettoError,
     Word,
@@ -325,6 +326,13 @@ class SharedMemoryTransport(Transport):
             self._control.abort(reason)
         except RunFailed:
             return  # closed: there is nobody to tell any more
+
+    def raise_if_failed(self) -> None:
+        self._control.gate.check()
+        self._control.raise_if_aborted()
+        problem = self._control.problem()
+        if problem is not None:
+            raise PeerLost(f"rank {self.rank}: {problem}.")
 
     def exchange(self, message: dict[str, Any]) -> list[dict[str, Any]]:
         return self._control.exchange(message)

@@ -13,6 +13,7 @@ from typing import Any
 from stretto.schedules import schedule_class
 from stretto.schedules.language import InvalidInput
 from stretto.sim import Machine, simulate
+from stretto.sim.machine import Validity, worst
 
 __all__ = ["errors_of", "predict_rows", "widened"]
 
@@ -57,10 +58,7 @@ def predict_rows(
             "n": n,
             "k": k,
             "gemm_us": round(machine.gemm_us(m, n, k, dtype), 2),
-            "us": {
-                variant: round(_steady_us(machine, variant, world_size, m, n, k, dtype), 2)
-                for variant in variants
-            },
+            **_times(machine, variants, world_size, m, n, k, dtype),
         }
         for name, n, k in shapes
         for m in rows
@@ -102,9 +100,26 @@ def widened(machine: Machine, like: Machine) -> Machine:
     )
 
 
-def _steady_us(
+def _times(
+    machine: Machine,
+    variants: Sequence[str],
+    world_size: int,
+    m: int,
+    n: int,
+    k: int,
+    dtype: str,
+) -> dict[str, Any]:
+    """Return the time of every variant, and the validity of the least certain number used."""
+    found = {variant: _steady(machine, variant, world_size, m, n, k, dtype) for variant in variants}
+    return {
+        "us": {variant: round(us, 2) for variant, (us, _) in found.items()},
+        "numbers": worst(validity for _, validity in found.values()),
+    }
+
+
+def _steady(
     machine: Machine, variant: str, world_size: int, m: int, n: int, k: int, dtype: str
-) -> float:
+) -> tuple[float, Validity]:
     transport = machine.transport(machine.default_transport(variant))
     program = schedule_class("ag-gemm", variant)(
         world_size=world_size,
@@ -115,10 +130,9 @@ def _steady_us(
         capabilities=transport.capabilities,
     ).build()
     many, half = (
-        simulate(program.repeated(calls), machine, mode="graph").makespan_us
-        for calls in (MANY, MANY // 2)
+        simulate(program.repeated(calls), machine, mode="graph") for calls in (MANY, MANY // 2)
     )
-    return (many - half) / (MANY - MANY // 2)
+    return (many.makespan_us - half.makespan_us) / (MANY - MANY // 2), many.validity
 
 
 def errors_of(

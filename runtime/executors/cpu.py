@@ -152,6 +152,11 @@ class CpuExecutor:
         import torch
 
         torch.set_num_threads(self._threads_per_gemm)
+        # The mode is a thread's own, and what was made in it may be written nowhere else.
+        with torch.inference_mode():
+            self._work_through(tasks)
+
+    def _work_through(self, tasks: queue.SimpleQueue[Any]) -> None:
         clock = time.perf_counter_ns
         while (task := tasks.get()) is not None:
             record, slot, before = task

@@ -59,16 +59,17 @@ class AllGatherGemm:
         self, parallel: TensorParallel, weight: Any, *, max_m: int, variant: str = "auto"
     ) -> None:
         dtype = DTYPES.get(str(weight.dtype))
-        if dtype is None or weight.dim() != 2:
+        if dtype is None:
             raise InvalidInput(
-                f"A weight is a matrix of {', '.join(DTYPES.values())}, not {weight.dtype} of "
-                f"shape {list(weight.shape)}."
+                f"A weight is of {', '.join(DTYPES.values())}, not of {weight.dtype}."
             )
+        if weight.dim() != 2:
+            raise InvalidInput(f"A weight is a matrix [n, k], not {list(weight.shape)}.")
         if not weight.is_contiguous():
             raise InvalidInput("The weight is not contiguous; pass weight.contiguous().")
         if weight.device != parallel.device:
             raise InvalidInput(f"The weight is on {weight.device}, the group on {parallel.device}.")
-        if max_m < 1:
+        if not isinstance(max_m, int) or not 1 <= max_m < 2**31:
             raise InvalidInput(f"max_m is {max_m}; give the most rows that a call may have.")
         self.weight, self.max_m, self.variant, self.dtype = weight.detach(), max_m, variant, dtype
         self._learns = weight.requires_grad
@@ -136,7 +137,9 @@ class AllGatherGemm:
                 f"A call of {m} rows; this operator takes 1 to {self.max_m} (its max_m)."
             )
         rows = parallel.rows(m)
-        if tuple(x.shape) != (len(rows), self.k):
+        if x.shape[1] != self.k:
+            raise InvalidInput(f"x has {x.shape[1]} columns, the weight's k is {self.k}.")
+        if x.shape[0] != len(rows):
             raise InvalidInput(
                 f"Of {m} rows rank {parallel.rank} has {len(rows)}, so x must have shape "
                 f"[{len(rows)}, {self.k}], not {list(x.shape)}; where ranks differ in rows, pass m."

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from stretto.runtime.gemm import MeasuredGemm, TorchGemm
+from stretto.runtime.launcher import require_torch
 from stretto.runtime.library.carrier import Carrier
 from stretto.runtime.library.operators import AllGatherGemm, Choice, block_of
 from stretto.runtime.library.tuning import (
@@ -31,7 +32,6 @@ from stretto.schedules.language import (
 )
 from stretto.transports import load_transport
 from stretto.transports.interface import Transport
-from stretto.transports.multicast import switch_multicast_off
 
 __all__ = ["TensorParallel"]
 
@@ -91,10 +91,11 @@ class TensorParallel:
         join_timeout_s: float = 120.0,
         verify: bool = True,
     ) -> None:
-        switch_multicast_off()
-        import torch
+        torch = require_torch()
         import torch.distributed as dist
 
+        if timeout_s <= 0 or join_timeout_s <= 0:
+            raise InvalidInput("A timeout is a number of seconds above 0.")
         if not dist.is_initialized():
             raise InvalidInput("Call torch.distributed.init_process_group() first.")
         self.group = dist.group.WORLD if group is None else group
@@ -143,6 +144,7 @@ class TensorParallel:
             A variant of ``ag-gemm``; ``auto`` takes the fastest for the rows of each call, as
             measured by `prepare`.
         """
+        self._check_open()
         if variant != "auto" and variant not in SCHEDULES["ag-gemm"]:
             raise UnknownName("variant of ag-gemm", variant, ["auto", *SCHEDULES["ag-gemm"]])
         operator = AllGatherGemm(self, weight, max_m=max_m, variant=variant)
@@ -175,11 +177,23 @@ class TensorParallel:
         self._check_open()
         new = [one for one in self._operators if not one.prepared]
         asked = [(one.n, one.k, one.max_m, one.dtype, one.variant) for one in new]
-        self._agree("operators, or tune and mode of prepare()", (asked, tune, mode))
+        try:
+            self._agree("operators, or tune and mode of prepare()", (asked, tune, mode))
+        except InvalidInput:
+            self._operators = [one for one in self._operators if one.prepared]
+            raise
         if mode not in ("graph", "eager"):
             raise InvalidInput(f"mode is {mode!r}; give 'graph' or 'eager'.")
         if not new:
             return
+        try:
+            self._prepare(new, tune=tune, mode=mode)
+        except BaseException:
+            for one in new:  # they cannot be used, and later ones may do without them
+                self._operators.remove(one)
+            raise
+
+    def _prepare(self, new: list[AllGatherGemm], *, tune: bool, mode: str) -> None:
         for name, carrier in self._carriers.items():
             carrier.fit(
                 [
@@ -208,6 +222,9 @@ class TensorParallel:
 
     def choice(self, operator: AllGatherGemm, m: int) -> Choice:
         """Return how a call is done, and why."""
+        self._check_open()
+        if not 1 <= m <= operator.max_m:
+            raise InvalidInput(f"There is no call of {m} rows; it takes 1 to {operator.max_m}.")
         variant = self._variant(operator, m)
         carrier = self._transport_of(variant)
         if self.refusal is not None and operator.variant != UNFUSED:
@@ -287,6 +304,7 @@ class TensorParallel:
         RunFailed
             The first failure (`WaitTimeout`, `PeerLost`).
         """
+        self._check_open()
         for carrier in self._carriers.values():
             carrier.check()
 
@@ -518,6 +536,10 @@ def _lacking(name: str) -> str | None:
     return None if state.usable else state.reason
 
 
+def _has_cuda(torch: Any) -> bool:
+    return bool(torch.cuda.is_available())
+
+
 def _may_share() -> bool:
     return os.environ.get(SHARE) == "1"
 
@@ -526,6 +548,8 @@ def _device(torch: Any, asked: Any | None) -> Any:
     """Return this rank's device."""
     if asked is not None:
         found = torch.device(asked)
+        if found.type not in ("cpu", "cuda") or (found.type == "cuda" and not _has_cuda(torch)):
+            raise InvalidInput(f"There is no device {asked!r} here; give 'cpu' or a CUDA device.")
         if found.type == "cuda" and found.index is None:
             found = torch.device("cuda", torch.cuda.current_device())
         return found

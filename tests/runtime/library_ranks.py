@@ -158,8 +158,16 @@ def refusals(rank: Rank) -> dict[str, str]:
         if rank.index:
             parallel.all_gather_gemm(operator.weight, max_m=8)
         refused("different operators", parallel.prepare)
+        refused("many rows", lambda: parallel.all_gather_gemm(operator.weight, max_m=10**13))
+        refused("choice", lambda: operator.choice(0))
+        parallel.prepare()  # what was refused is forgotten
+        with torch.inference_mode():
+            right = (operator(x, m=64) == expected(0, 64, operator.k, operator.weight)).all()
+        said["inference mode"] = f"right: {bool(right)}"
     refused("closed", lambda: operator(x))
     parallel.close()
+    refused("timeout", lambda: TensorParallel(timeout_s=0))
+    refused("device", lambda: TensorParallel(device="meta"))
     refused("unknown transport", lambda: TensorParallel(transport="pigeon"))
     refused("transport without put", lambda: TensorParallel(transport="rccl"))
     return said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import secrets
 import signal
@@ -28,7 +29,9 @@ def torch_store(rank: int, world_size: int, store: Store) -> Any:
     from torch.distributed import FileStore
 
     if rank == 0:
-        store.set("file", str(Path(tempfile.gettempdir()) / f"stretto-{secrets.token_hex(8)}"))
+        path = Path(tempfile.gettempdir()) / f"stretto-{secrets.token_hex(8)}"
+        atexit.register(path.unlink, missing_ok=True)
+        store.set("file", str(path))
     return FileStore(store.get("file").decode(), world_size)
 
 

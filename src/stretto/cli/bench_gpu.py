@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from stretto.runtime.bench.ag_gemm import BenchPlan
 
 
+PREDICTED = "ag-gemm, predicted"
+"""What a file of predictions says that it is."""
+
+
 @bench.command("ag-gemm")
 def bench_ag_gemm_command(
     presets: Annotated[
@@ -158,7 +162,9 @@ def _predicted(plan: BenchPlan, name: str, widen: str | None) -> BenchPlan:
         variants=plan.variants,
         dtype=plan.dtype,
     )
-    return replace(plan, predicted=tuple(rows), profile=machine.name)
+    return replace(
+        plan, predicted=tuple(rows), profile=f"{machine.name} ({machine.validation_note})"
+    )
 
 
 def _predict_ag_gemm(
@@ -176,7 +182,7 @@ def _predict_ag_gemm(
     with working("predicting", quiet=as_json):
         plan = _predicted(plan, machine, widen)
     report = {
-        "what": "ag-gemm, predicted",
+        "what": PREDICTED,
         "profile": plan.profile,
         "date": date.today().isoformat(),
         "world_size": plan.world_size,
@@ -189,13 +195,14 @@ def _predict_ag_gemm(
         return
     print_table(
         f"predicted by {plan.profile}, TP{plan.world_size}, {plan.dtype}; us a call",
-        ["projection", "m", "gemm only", *plan.variants],
+        ["projection", "m", "gemm only", *plan.variants, "numbers"],
         [
             [
                 row["projection"],
                 str(row["m"]),
                 f"{row['gemm_us']:,.1f}",
                 *(f"{row['us'][variant]:,.1f}" for variant in plan.variants),
+                row["numbers"],
             ]
             for row in plan.predicted
         ],
@@ -327,13 +334,13 @@ def bench_campaign(
     as_json: opt.JsonOption = False,
 ) -> None:
     """Measure a machine of several GPUs in one go: profile, signals, checks, ag-gemm, timelines."""
-    _require_gpus("campaign")
     from stretto.runtime.bench.campaign import Campaign, run_campaign
 
     if rounds < 3:
         raise InvalidInput(f"--rounds is {rounds}; give at least 3.")
     plan = _plan(tp, presets, rows, rounds)
     forecast = {} if predicted is None else _forecast(predicted, plan)
+    _require_gpus("campaign")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -358,12 +365,11 @@ def _forecast(path: Path, plan: BenchPlan) -> dict[str, Any]:
 
     try:
         forecast: dict[str, Any] = json.loads(path.read_text())
-        world_size = forecast["world_size"]
-        forecast["rows"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidInput(
-            f"{path} is not what bench ag-gemm --predict-only writes: {error}."
-        ) from error
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"{path} cannot be read as JSON.") from error
+    if not isinstance(forecast, dict) or forecast.get("what") != PREDICTED:
+        raise InvalidInput(f"{path} is not what bench ag-gemm --predict-only writes.")
+    world_size = forecast["world_size"]
     if world_size != plan.world_size:
         raise InvalidInput(f"{path} predicts TP{world_size}, --tp is {plan.world_size}.")
     missing = [
