@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from stretto.cli.bench import bench
+from stretto.cli.bench_gpu import bench
 from stretto.schedules.language import InvalidInput, Unavailable
 
 torch = pytest.importorskip("torch")
@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 @pytest.mark.parametrize(
     ("arguments", "saying"),
-    [(("--rounds", "2"), "at least 3"), (("-o", "/nowhere/at/all.json"), "existing folder")],
+    [(("--rounds", "2"), "at least 3"), (("-o", "/nowhere/at/all.json"), "/nowhere/at")],
 )
 def test_what_cannot_be_asked_for(arguments: tuple[str, ...], saying: str) -> None:
     done = CliRunner().invoke(bench, ["signals", *arguments])

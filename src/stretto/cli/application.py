@@ -61,8 +61,10 @@ def main() -> None:
     """Run the command line; errors are one sentence, exit code 2 for bad input, 1 for a failure."""
     for name in COMMANDS:  # each module adds its commands to `app`
         importlib.import_module(f"stretto.cli.{name}")
+    for_machines = "--json" in sys.argv[1:]
     try:
-        app(prog_name="stretto")
+        code = app(prog_name="stretto", standalone_mode=not for_machines)
+        sys.exit(code if isinstance(code, int) else 0)
     except StrettoError as error:
         _say(str(error), error.details)
         sys.exit(error.exit_code)
@@ -72,6 +74,11 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # of typer: how the command line was used
+            raise
+        _say(error.format_message())
+        sys.exit(getattr(error, "exit_code", 2))
 
 
 def _say(message: str, details: tuple[str, ...] = ()) -> None:
