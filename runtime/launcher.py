@@ -12,7 +12,9 @@ import pickle
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -101,7 +103,7 @@ def launch(function: Callable[..., Any], world_size: int, *arguments: Any) -> li
         wait_for_workers=False,
         timeout=timedelta(seconds=STORE_TIMEOUT_S),
     )
-    with tempfile.TemporaryDirectory(prefix="stretto-") as folder:
+    with _ended_by_terminate(), tempfile.TemporaryDirectory(prefix="stretto-") as folder:
         context = mp.start_processes(
             _child,
             args=(function, world_size, store.port, folder, arguments),
@@ -125,6 +127,23 @@ def launch(function: Callable[..., Any], world_size: int, *arguments: Any) -> li
     if failure is not None:
         raise RunFailed(_death(failure)) from failure
     return [outcome.value for outcome in outcomes if outcome is not None]
+
+
+@contextmanager
+def _ended_by_terminate() -> Iterator[None]:
+    """Let SIGTERM end this process as an exit does: ranks are stopped, files removed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may say what signals do
+        return
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,6 +199,23 @@ def test_a_killed_rank_ends_the_run_of_all(number: int) -> None:
     assert set(Path("/dev/shm").iterdir()) <= before
 
 
+def test_terminating_the_run_ends_all_ranks_and_leaves_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    process = _long_run()
+    try:
+        ranks = _wait_for_ranks(process, 2)
+        assert list(tmp_path.glob("stretto-*"))
+        process.terminate()
+        process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 143
+    assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
+    assert not list(tmp_path.glob("stretto-*"))
+
+
 def test_ctrl_c_ends_all_ranks() -> None:
     process = _long_run()
     try:
