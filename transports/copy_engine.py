@@ -5,6 +5,15 @@ takes part.  A signal is a second copy on the same stream, of four bytes: the ep
 is device memory, so that a graph may be replayed any number of times.  A wait is a kernel of one
 thread a word that polls with acquire semantics.
 
+Why this signal and this wait
+-----------------------------
+Measured on two H200 (figures/data/signals_h200_x2.json), one way, idle: 7.2 us for the copy and the
+polling kernel, 3.1 us where a kernel stores to the peer or torch's put_signal does, 7.1 us for the
+copy with the driver's wait.  The store needs a multiprocessor, for which it waits beside a GEMM; the
+copy needs none.  The driver's wait disturbs no GEMM, whereas a kernel that polls beside one costs it
+about a wave (a GEMM of one wave takes 1.97 times as long); but it compares with a value that a
+graph bakes in.  So waits are kernels, and schedules let none poll beside a GEMM where they can.
+
 Memory model
 ------------
 *Release.*  Data and word are written by two copies that one stream orders.  The second begins when
