@@ -9,10 +9,11 @@ Why this signal and this wait
 -----------------------------
 Measured on two H200 (figures/data/signals_h200_x2.json), one way, idle: 7.2 us for the copy and the
 polling kernel, 3.1 us where a kernel stores to the peer or torch's put_signal does, 7.1 us for the
-copy with the driver's wait.  The store needs a multiprocessor, for which it waits beside a GEMM; the
-copy needs none.  The driver's wait disturbs no GEMM, whereas a kernel that polls beside one costs it
-about a wave (a GEMM of one wave takes 1.97 times as long); but it compares with a value that a
-graph bakes in.  So waits are kernels, and schedules let none poll beside a GEMM where they can.
+copy with the driver's wait.  The store needs a multiprocessor, for which it waits beside a GEMM;
+the copy needs none.  The driver's wait disturbs no GEMM, whereas a kernel that polls beside one
+costs it about a wave (a GEMM of one wave takes 1.97 times as long); but it compares with a value
+that a graph bakes in.  So waits are kernels, and schedules let none poll beside a GEMM where they
+can.
 
 Memory model
 ------------
@@ -39,7 +40,6 @@ imported (`stretto.transports.multicast`).
 from __future__ import annotations
 
 import ctypes
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -191,23 +191,24 @@ class CopyEngineTransport(Transport):
             raise RunFailed("A workspace cannot be made while a graph is captured; make it before.")
         size_bytes = CudaWorkspace.size_bytes(layout)
         free, _ = torch.cuda.mem_get_info(self.device)
-        short = None
+        problem = None
         if size_bytes > free:
-            short = (
+            problem = InvalidInput(
                 f"The workspace needs {size_bytes / 2**20:,.0f} MiB on GPU {self.device_index}, "
                 f"which has {free / 2**20:,.0f} MiB free; lower -m or free memory."
             )
         # Ranks that differ in size would map each other's memory wrongly.
-        self._agree(hashlib.sha256(repr(layout).encode()).hexdigest(), short)
-        tensor, short = None, None
+        self._control.agree(repr(layout), "asks for a workspace of different layout", problem)
+        tensor = None
         try:
             tensor = symmetric.empty(size_bytes, dtype=torch.uint8, device=self.device)
         except RuntimeError as error:
-            short = (
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            problem = InvalidInput(
                 f"The workspace's {size_bytes / 2**20:,.0f} MiB cannot be had on GPU "
-                f"{self.device_index}: {str(error).splitlines()[0] if str(error) else error!r}."
+                f"{self.device_index}: {first}"
             )
-        self._agree("memory", short)
+        self._control.agree("memory", "has no memory", problem)
         handle = symmetric.rendezvous(tensor, self._group)
         workspace = CudaWorkspace(
             layout,
@@ -223,20 +224,6 @@ class CopyEngineTransport(Transport):
         self._workspaces.append(workspace)
         self.barrier()
         return workspace
-
-    def _agree(self, digest: str, problem: str | None) -> None:
-        """Raise on every rank if one has a problem, or if ranks ask for different workspaces."""
-        said = None if problem is None else problem[:300]
-        answers = self._control.exchange({"digest": digest, "problem": said})
-        if problem is not None:
-            raise InvalidInput(problem)
-        for peer, answer in enumerate(answers):
-            if answer["problem"] is not None:
-                raise InvalidInput(f"rank {peer}: {answer['problem']}")
-            if answer["digest"] != digest:
-                raise InvalidInput(
-                    f"Ranks {self.rank} and {peer} ask for workspaces of different layout."
-                )
 
     def _peers(self, tensor: Any, handle: Any) -> tuple[int, ...]:
         """Return where every rank's memory is mapped here.

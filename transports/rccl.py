@@ -36,7 +36,6 @@ empty name and a UUID of zeros; there is nothing like NVLS to be switched off.
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -219,7 +218,7 @@ class RcclTransport(Transport):
             workspace = self._allocated(layout)
         except InvalidInput as error:
             problem = error
-        self._agree("asks for a workspace of another layout", repr(layout), problem)
+        self._control.agree(repr(layout), "asks for a workspace of another layout", problem)
         if workspace is None:
             raise RunFailed("The workspace was not made.")
         self._workspaces = [one for one in self._workspaces if not one.gate.closed]
@@ -579,19 +578,6 @@ class RcclTransport(Transport):
         if index is not None:
             torch.cuda.set_device(index)
 
-    def _agree(self, differs: str, what: str, problem: InvalidInput | None) -> None:
-        """Raise on every rank if one has a problem, or ranks mean different things by a step."""
-        digest = hashlib.sha256(what.encode()).hexdigest()
-        said = None if problem is None else str(problem)[:300]
-        answers = self._control.exchange({"digest": digest, "problem": said})
-        if problem is not None:
-            raise problem
-        for peer, answer in enumerate(answers):
-            if answer["problem"] is not None:
-                raise InvalidInput(f"rank {peer} refuses: {answer['problem']}")
-            if answer["digest"] != digest:
-                raise InvalidInput(f"Rank {peer} {differs}; all ranks must do the same.")
-
     def _agree_on(self, shape: Shape, where: str) -> None:
         """Compare a collective with what the other ranks prepare, the first time that it is.
 
@@ -607,7 +593,8 @@ class RcclTransport(Transport):
             if problem is not None:
                 raise problem
             return
-        self._agree(f"prepares another collective than {where}", shape.signature, problem)
+        differs = f"prepares another collective than {where}"
+        self._control.agree(shape.signature, differs, problem)
         self._agreed.add((where, shape.signature))
 
     def _own(self, workspace: Workspace) -> LocalWorkspace:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import hashlib
 import json
 import os
 import secrets
@@ -346,6 +347,34 @@ class Control:
 
         with self._lock, self.gate.inside():
             return self._together(both_ways)
+
+    def agree(self, what: str, differs: str, problem: InvalidInput | None = None) -> None:
+        """Go on only if all ranks mean the same and none has a problem.
+
+        Parameters
+        ----------
+        what
+            Text that must be the same on all ranks.
+        differs
+            What a rank does whose text differs: ``asks for ...``.
+        problem
+            Why this rank cannot go on, if it cannot.
+
+        Raises
+        ------
+        InvalidInput
+            On every rank: its own problem, another's, or the difference.
+        """
+        digest = hashlib.sha256(what.encode()).hexdigest()
+        said = None if problem is None else str(problem)[:300]
+        answers = self.exchange({"digest": digest, "problem": said})
+        if problem is not None:
+            raise problem
+        for peer, answer in enumerate(answers):
+            if answer["problem"] is not None:
+                raise InvalidInput(f"rank {peer} refuses: {answer['problem']}")
+            if answer["digest"] != digest:
+                raise InvalidInput(f"Rank {peer} {differs}; all ranks must do the same.")
 
     def _together(self, steps: Callable[[], Any]) -> Any:
         self.raise_if_aborted()
