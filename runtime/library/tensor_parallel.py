@@ -263,18 +263,18 @@ class TensorParallel:
             raise InvalidInput("Call TensorParallel.prepare() on every rank before the first call.")
         with self._alone():
             self._take_stream()
-            variant = self._variant(operator, m)
-            self._agree_on_rows(variant, m)
-            self.enqueue(operator, variant, m, x, out)
+            self._agree_on_rows(m)
+            self.enqueue(operator, self._variant(operator, m), m, x, out)
 
-    def _agree_on_rows(self, variant: str, m: int) -> None:
+    def _agree_on_rows(self, m: int) -> None:
         """Hold the number of rows against the other ranks', the first time that it is used here.
 
         Ranks that differ would push rows to where nobody looks for them.
         """
         if m in self._agreed_rows:
             return
-        for rank, said in enumerate(self.carrier_of(variant).transport.exchange({"m": m})):
+        first = next(iter(self._carriers.values()))  # one for all: the variant depends on m
+        for rank, said in enumerate(first.transport.exchange({"m": m})):
             if said != {"m": m}:
                 raise InvalidInput(
                     f"Rank {self.rank} calls with {m} rows in all, rank {rank} with {said['m']}; "

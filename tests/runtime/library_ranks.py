@@ -187,6 +187,21 @@ def failure_while_preparing(rank: Rank) -> str:
     return "nothing happened"
 
 
+def rows_differ_and_so_does_the_variant(rank: Rank) -> str:
+    """Ranks that differ in m take variants of different transports; they must hear of it."""
+    with TensorParallel() as parallel:
+        (operator, *_) = layers(parallel)
+        parallel.prepare(tune=False)
+        parallel._picked[operator, 4] = "ring"
+        parallel._picked[operator, 6] = "unfused"
+        start = time.monotonic()
+        try:
+            operator(numbers(0, 2 + rank.index, operator.k))
+        except StrettoError as error:
+            return f"{time.monotonic() - start < 5} {error}"
+    return "nothing happened"
+
+
 def tables_grow(rank: Rank) -> list[int]:
     """A later, smaller operator of the same shape must not take a larger one's measurements."""
     with TensorParallel() as parallel:

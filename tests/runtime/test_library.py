@@ -77,6 +77,12 @@ def test_a_failure_of_one_rank_while_preparing_is_told_to_all() -> None:
     assert other.startswith("RunFailed True rank 1: loading GEMMs failed")
 
 
+def test_ranks_that_differ_in_rows_hear_of_it_at_once() -> None:
+    one, other = run(2, ranks.rows_differ_and_so_does_the_variant)
+    assert one.startswith("True Rank 0 calls with 4 rows in all, rank 1 with 6")
+    assert other.startswith("True Rank 1 calls with 6 rows in all, rank 0 with 4")
+
+
 def test_later_operators_add_to_what_was_measured() -> None:
     assert run(2, ranks.tables_grow) == [[64, 128, 256]] * 2
 
