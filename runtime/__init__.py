@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from stretto.runtime.library import AllGatherGemm, Choice, TensorParallel
+from stretto.runtime.parallel import AllGatherGemm, Choice, TensorParallel
 
 __all__ = ["AllGatherGemm", "Choice", "TensorParallel"]

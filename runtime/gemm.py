@@ -36,13 +36,13 @@ class TorchGemm:
 
     Parameters
     ----------
-    library
+    blas
         Which of the GPU's two torch is told to use, for this GEMM alone; None leaves it to torch.
     """
 
-    def __init__(self, library: Literal["cublas", "cublaslt"] | None = None) -> None:
-        self.library = library
-        self.name = "torch" if library is None else f"torch {library}"
+    def __init__(self, blas: Literal["cublas", "cublaslt"] | None = None) -> None:
+        self.blas = blas
+        self.name = "torch" if blas is None else f"torch {blas}"
 
     def prepare(self, a: Any, b: Any, out: Any, accumulate: Any | None) -> Callable[[], Any]:
         """Return a call of ``torch.mm`` or ``torch.addmm`` with every argument bound."""
@@ -54,15 +54,15 @@ class TorchGemm:
             call = partial(torch.mm, a, b.t(), out=out)
         else:
             call = partial(torch.addmm, accumulate, a, b.t(), out=out)
-        return call if self.library is None else partial(_with_library, self.library, call)
+        return call if self.blas is None else partial(_with_blas, self.blas, call)
 
 
-def _with_library(library: str, call: Callable[[], Any]) -> None:
+def _with_blas(blas: str, call: Callable[[], Any]) -> None:
     """Run a GEMM with torch's choice of library set, and put the choice back."""
     from torch.backends.cuda import preferred_blas_library
 
     before = preferred_blas_library()
-    preferred_blas_library(library)
+    preferred_blas_library(blas)
     try:
         call()
     finally:

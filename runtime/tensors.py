@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from stretto.schedules.language import DTYPE_BYTES, Buffer, Rectangle
+from stretto.transports.distributed.memory import bytes_at, torch_dtype
 from stretto.transports.interface import Memory
-from stretto.transports.library.memory import bytes_at, torch_dtype
 
 __all__ = ["memory_of", "tensor_at", "torch_dtype"]
 

@@ -56,6 +56,7 @@ from stretto.schedules.language import (
 from stretto.transports.cuda.driver import bindings, called, failed
 from stretto.transports.cuda.kernels import Kernel, KernelLibrary
 from stretto.transports.cuda.stream import CudaStream, stream_of
+from stretto.transports.cuda.tables import DeviceTables
 from stretto.transports.cuda.watch import Watch
 from stretto.transports.cuda.workspace import CreditTable, CudaWorkspace
 from stretto.transports.interface import (
@@ -127,7 +128,7 @@ class CopyEngineTransport(Transport):
         torch.cuda.set_device(self.device_index)
         self.device = torch.device("cuda", self.device_index)
         self._keep: list[Any] = []
-        self._tables: dict[tuple[str, tuple[int, ...]], Any] = {}
+        self._tables = DeviceTables(self.device)
         self._workspaces: list[CudaWorkspace] = []
         self._closed = False
         self._watch: Any = None
@@ -352,7 +353,7 @@ class CopyEngineTransport(Transport):
         label: Label,
     ) -> Launch:
         number = self._watch.labelled(label, words)
-        table = self._table(workspace, words)
+        table = self._tables.addresses(workspace.word_address(word) for word in words)
         head = (ctypes.c_uint64(table), ctypes.c_uint32(len(words)))
         kernels = []
         for residue in range(workspace.period):
@@ -389,7 +390,7 @@ class CopyEngineTransport(Transport):
             raise InvalidInput(f"operation {label.operation}: its words differ in kind.")
         takes = ctypes.c_uint32(int(mailboxes.pop()))
         number = self._watch.labelled(label, words)
-        table = self._table(own, words)
+        table = self._tables.addresses(own.word_address(word) for word in words)
         kernels = []
         for residue in range(own.period):
             abort, record, name, limit = self._watch.giving_up(number)
@@ -425,9 +426,9 @@ class CopyEngineTransport(Transport):
             words = [word for word, _ in awaited]
             number = self._watch.labelled(Label("caller", "begin"), words)
             table = CreditTable(
-                self._table(own, words),
-                self._numbers([value.stride for _, value in awaited]),
-                self._numbers([value.offset for _, value in awaited]),
+                self._tables.addresses(own.word_address(word) for word in words),
+                self._tables.numbers([value.stride for _, value in awaited]),
+                self._tables.numbers([value.offset for _, value in awaited]),
                 len(words),
             )
             kernels.append(own.begin_kernel(residue, table, self._watch.giving_up(number)))
@@ -540,37 +541,6 @@ class CopyEngineTransport(Transport):
         if isinstance(workspace, CudaWorkspace) and workspace in self._workspaces:
             return workspace
         raise InvalidInput("The workspace was not allocated by this transport.")
-
-    def _table(self, workspace: CudaWorkspace, words: Sequence[Word]) -> int:
-        """Return the device address of a table of the words' addresses."""
-        return self._constants([workspace.word_address(word) for word in words], "int64")
-
-    def _numbers(self, values: Sequence[int]) -> int:
-        """Return the device address of a table of 32-bit numbers."""
-        return self._constants([ctypes.c_int32(one & 0xFFFFFFFF).value for one in values], "int32")
-
-    def _constants(self, values: Sequence[int], dtype: str) -> int:
-        """Return the device address of an array that stays; equal arrays are one.
-
-        Raises
-        ------
-        RunFailed
-            If it would have to be made while a graph is captured.
-        """
-        import torch
-
-        key = (dtype, tuple(values))
-        table = self._tables.get(key)
-        if table is None:
-            if torch.cuda.is_current_stream_capturing():
-                raise RunFailed(
-                    "A schedule cannot be prepared while a graph is captured; call it once before."
-                )
-            table = torch.tensor(values or [0], dtype=getattr(torch, dtype), device=self.device)
-            torch.cuda.current_stream().synchronize()
-            self._tables[key] = table
-        address: int = table.data_ptr()
-        return address
 
 
 def _group(rank: int, world_size: int, store: Store, prefix: str) -> Any:

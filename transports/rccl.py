@@ -39,7 +39,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -57,6 +57,19 @@ from stretto.schedules.language import (
     Word,
 )
 from stretto.transports.cuda.stream import CudaStream, stream_of
+from stretto.transports.distributed.enqueued import Enqueued
+from stretto.transports.distributed.found import (
+    availability,
+    device_index,
+    identity,
+    lacking,
+    library,
+    refuse_shared,
+)
+from stretto.transports.distributed.group import given_backend, private_backend, warm
+from stretto.transports.distributed.shape import Shape
+from stretto.transports.distributed.steps import Steps, on_stream, prepare
+from stretto.transports.distributed.workspace import LocalWorkspace
 from stretto.transports.interface import (
     NO_LABEL,
     Availability,
@@ -68,18 +81,6 @@ from stretto.transports.interface import (
     Workspace,
     WorkspaceLayout,
 )
-from stretto.transports.library.enqueued import Enqueued
-from stretto.transports.library.found import (
-    availability,
-    device_index,
-    identity,
-    library,
-    refuse_shared,
-)
-from stretto.transports.library.group import given_backend, private_backend, warm
-from stretto.transports.library.shape import Shape
-from stretto.transports.library.steps import Steps, prepare
-from stretto.transports.library.workspace import LocalWorkspace
 from stretto.transports.multicast import switch_multicast_off
 from stretto.transports.posix import segment
 from stretto.transports.posix.control import SLICE_S, Control
@@ -261,7 +262,7 @@ class RcclTransport(Transport):
         stream: Any = None,
         label: Label = NO_LABEL,
     ) -> Launch:
-        raise _lacking("put")
+        raise lacking("put")
 
     def signal(
         self,
@@ -272,7 +273,7 @@ class RcclTransport(Transport):
         stream: Any = None,
         label: Label = NO_LABEL,
     ) -> Launch:
-        raise _lacking("signal")
+        raise lacking("signal")
 
     def wait(
         self,
@@ -283,7 +284,7 @@ class RcclTransport(Transport):
         stream: Any = None,
         label: Label = NO_LABEL,
     ) -> Launch:
-        raise _lacking("wait")
+        raise lacking("wait")
 
     def collective(
         self,
@@ -341,7 +342,7 @@ class RcclTransport(Transport):
             self._enqueued[where] = enqueued
 
         def launch(call: int) -> Sequence[int]:
-            with self._told(f"{where}, call {call}"), self._on(holder):
+            with self._told(f"{where}, call {call}"), on_stream(holder, self.device):
                 capturing = torch.cuda.is_current_stream_capturing()
                 if not capturing:
                     enqueued.begin(call)
@@ -358,16 +359,6 @@ class RcclTransport(Transport):
             return ()
 
         return launch
-
-    def _on(self, holder: CudaStream) -> Any:
-        """Return the context in which a stream is torch's current one."""
-        import torch
-
-        if torch.cuda.current_stream(self.device).cuda_stream == holder.handle:
-            return nullcontext()
-        if not holder.handle:
-            return torch.cuda.stream(torch.cuda.default_stream(self.device))
-        return torch.cuda.stream(torch.cuda.ExternalStream(holder.handle, device=self.device))
 
     @contextmanager
     def _told(self, where: str) -> Iterator[None]:
@@ -607,10 +598,3 @@ class RcclTransport(Transport):
 
 def _nothing(call: int) -> Sequence[int]:
     return ()
-
-
-def _lacking(verb: str) -> Unsupported:
-    return Unsupported(
-        f"Transport 'rccl' has no {verb}; use --variant unfused, or --transport copy_engine or "
-        "shared_memory."
-    )

@@ -35,7 +35,7 @@ from stretto.runtime.calibration.figures import spread
 from stretto.runtime.calibration.phases import reason_of
 from stretto.runtime.gemm import GemmProvider, GemmShape, TorchGemm
 from stretto.runtime.launcher import Rank, launch
-from stretto.runtime.library import AllGatherGemm, TensorParallel
+from stretto.runtime.parallel import AllGatherGemm, TensorParallel
 from stretto.runtime.tensors import torch_dtype
 from stretto.schedules import SCHEDULES
 from stretto.schedules.language import Unavailable, ceil_div

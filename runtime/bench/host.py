@@ -166,7 +166,7 @@ def _library() -> dict[str, float]:
     """Return the host's time of a library call: addresses known, and new ones."""
     import torch
 
-    from stretto.runtime.library import TensorParallel
+    from stretto.runtime.parallel import TensorParallel
 
     with TensorParallel() as parallel:
         weight = torch.zeros((N, K), dtype=torch.bfloat16, device=parallel.device)

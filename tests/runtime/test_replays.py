@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from stretto.runtime.library import replays
-from stretto.runtime.library.replays import Replays
+from stretto.runtime.parallel import replays
+from stretto.runtime.parallel.replays import Replays
 
 
 class Counted(Replays):

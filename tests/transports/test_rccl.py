@@ -13,14 +13,14 @@ import pytest
 from stretto.schedules.language import InvalidInput, Unsupported
 from stretto.transports import load_transport
 from stretto.transports.conformance import CASES, Crew, Harness, run_case
-from stretto.transports.library.found import (
+from stretto.transports.distributed.found import (
     availability,
     device_index,
     identity,
     library,
     refuse_shared,
 )
-from stretto.transports.library.group import private_backend
+from stretto.transports.distributed.group import private_backend
 from stretto.transports.rccl import RcclTransport
 
 torch = pytest.importorskip("torch", reason="the library transport needs torch")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stretto.runtime.library.carrier import Form
+from stretto.runtime.parallel.carrier import Form
 from stretto.schedules.language import Extent, InvalidInput
 
 if TYPE_CHECKING:
-    from stretto.runtime.library.tensor_parallel import TensorParallel
+    from stretto.runtime.parallel.tensor_parallel import TensorParallel
 
 __all__ = ["AllGatherGemm", "Choice"]
 

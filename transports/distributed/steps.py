@@ -8,14 +8,16 @@ workspace, in which every block is full.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
+from stretto.transports.cuda.stream import CudaStream
+from stretto.transports.distributed.memory import bytes_at, torch_dtype
+from stretto.transports.distributed.shape import SUMMED_IN, Shape, span_bytes
+from stretto.transports.distributed.workspace import LocalWorkspace
 from stretto.transports.interface import Memory
-from stretto.transports.library.memory import bytes_at, torch_dtype
-from stretto.transports.library.shape import SUMMED_IN, Shape, span_bytes
-from stretto.transports.library.workspace import LocalWorkspace
 
-__all__ = ["Steps", "options", "prepare"]
+__all__ = ["Steps", "on_stream", "options", "prepare"]
 
 Action = Callable[[], Any]
 Staging = Callable[[str, int, int, Any], Any]
@@ -68,6 +70,17 @@ def prepare(
         return workspace.staging((key, role), rows, columns, dtype)
 
     return make[shape.kind](shape, source, destination, staging, backend)
+
+
+def on_stream(holder: CudaStream, device: Any) -> AbstractContextManager[Any]:
+    """Return the context in which a stream is torch's current one."""
+    import torch
+
+    if torch.cuda.current_stream(device).cuda_stream == holder.handle:
+        return nullcontext()
+    if not holder.handle:
+        return torch.cuda.stream(torch.cuda.default_stream(device))
+    return torch.cuda.stream(torch.cuda.ExternalStream(holder.handle, device=device))
 
 
 def options(name: str) -> Any:

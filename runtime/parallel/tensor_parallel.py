@@ -12,9 +12,9 @@ from typing import Any
 
 from stretto.runtime.gemm import MeasuredGemm, TorchGemm
 from stretto.runtime.launcher import require_torch
-from stretto.runtime.library.carrier import Carrier
-from stretto.runtime.library.operators import AllGatherGemm, Choice, block_of
-from stretto.runtime.library.tuning import (
+from stretto.runtime.parallel.carrier import Carrier
+from stretto.runtime.parallel.operators import AllGatherGemm, Choice, block_of
+from stretto.runtime.parallel.tuning import (
     DispatchTable,
     load_gemms,
     nearest,

@@ -18,8 +18,8 @@ from stretto.runtime.gemm import GemmShape
 from stretto.schedules.language import ceil_div
 
 if TYPE_CHECKING:
-    from stretto.runtime.library.operators import AllGatherGemm
-    from stretto.runtime.library.tensor_parallel import TensorParallel
+    from stretto.runtime.parallel.operators import AllGatherGemm
+    from stretto.runtime.parallel.tensor_parallel import TensorParallel
 
 __all__ = ["DispatchTable", "load_gemms", "nearest", "tune_gemms", "tune_variants"]
 

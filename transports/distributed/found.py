@@ -13,7 +13,7 @@ from typing import Any
 from stretto.schedules.language import InvalidInput, Unsupported
 from stretto.transports.interface import Availability
 
-__all__ = ["availability", "device_index", "identity", "library", "refuse_shared"]
+__all__ = ["availability", "device_index", "identity", "lacking", "library", "refuse_shared"]
 
 VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
@@ -116,3 +116,11 @@ def refuse_shared(devices: Sequence[str | None], name: str) -> None:
                 f"more ranks than GPUs (--tp), or hide the GPUs ({VISIBLE_DEVICES[0]}=) to use "
                 "gloo on the CPU."
             )
+
+
+def lacking(verb: str) -> Unsupported:
+    """Return the error of a verb that no library of collectives has."""
+    return Unsupported(
+        f"Transport 'rccl' has no {verb}; use --variant unfused, or --transport copy_engine or "
+        "shared_memory."
+    )

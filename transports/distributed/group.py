@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 from stretto.schedules.language import InvalidInput
-from stretto.transports.library.steps import options
+from stretto.transports.distributed.steps import options
 
 __all__ = ["given_backend", "private_backend", "warm"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stretto.runtime.library.operators import AllGatherGemm, Choice
-from stretto.runtime.library.tensor_parallel import TensorParallel
+from stretto.runtime.parallel.operators import AllGatherGemm, Choice
+from stretto.runtime.parallel.tensor_parallel import TensorParallel
 
 __all__ = ["AllGatherGemm", "Choice", "TensorParallel"]

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from stretto.runtime.executors.cpu import CpuExecutor
 from stretto.runtime.gemm import GemmProvider
 from stretto.runtime.hang_report import with_flag_state
-from stretto.runtime.library.replays import Replays
 from stretto.runtime.lowering import lower
+from stretto.runtime.parallel.replays import Replays
 from stretto.schedules import schedule_class
 from stretto.schedules.language import Program
 from stretto.schedules.verifier import verified
