@@ -20,7 +20,7 @@ from stretto.schedules.verifier.progress import (
 )
 from stretto.schedules.verifier.report import Reporter
 from stretto.schedules.verifier.residency import find_full_devices
-from stretto.schedules.verifier.sharing import granted, own_storages, owns_memory
+from stretto.schedules.verifier.sharing import granted, own_storages, owns_flags, owns_memory
 from stretto.schedules.verifier.signals import find_ambiguities, find_unawaited
 from stretto.schedules.verifier.unroll import unroll
 from stretto.schedules.verifier.world import Turn, World
@@ -126,12 +126,15 @@ def _first_calls(window: Window, conditions: Conditions, quick: bool) -> Examina
 def _calls_apart(window: Window, conditions: Conditions) -> Examination | None:
     """Look for what fails if others are called before each execution; None if nothing does."""
     owned = any(owns_memory(program) for program in window.programs)
-    for offset in range(window.period if owned else 1):
-        turns = window.apart(2 if owned else 1, offset)
+    twice = owned or any(owns_flags(program) for program in window.programs)
+    for offset in range(window.period if twice else 1):
+        turns = window.apart(2 if twice else 1, offset)
         world = granted(_unrolled(window, turns, conditions))
         report = Reporter(world)
         order = Order(world, world.flags.initial)
         find_deadlock(order, report, apart=True)
+        if twice and not report.drafts:
+            find_lost_signals(order, report)
         if owned:
             find_races(order, report, within=own_storages(world))
         if report.drafts:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from stretto.schedules.language import Buffer, Program
 from stretto.schedules.verifier.world import World, signed
 
-__all__ = ["given_back", "granted", "own_storages", "owns_memory", "unshared"]
+__all__ = ["given_back", "granted", "own_storages", "owns_flags", "owns_memory", "unshared"]
 
 
 def given_back(program: Program) -> set[str]:
@@ -37,6 +37,12 @@ def unshared(program: Program) -> tuple[str, ...]:
 def owns_memory(program: Program) -> bool:
     """Whether it has buffers of its own that live on from call to call."""
     return bool(_own_buffers(program))
+
+
+def owns_flags(program: Program) -> bool:
+    """Whether it has flags of its own: what one execution leaves in them, the next one finds."""
+    names = {one.name for one in program.flags}
+    return bool(names.intersection(unshared(program)))
 
 
 def own_storages(world: World) -> set[int]:

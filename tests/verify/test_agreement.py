@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from hand_made import VARIANTS, build
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from tiny_programs import programs
 
@@ -130,6 +130,7 @@ def test_the_explorer_says_when_it_gives_up() -> None:
     assert exploration.states >= 100
 
 
+@seed(4)  # harm is rare: with these examples there is some, as the next test makes sure
 @settings(max_examples=300, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_what_is_safe_in_turn_with_others_is(data: st.DataObject) -> None:

@@ -151,6 +151,21 @@ def test_a_wait_for_an_earlier_call() -> None:
     assert verify(replace(program, phases=(told_first, phase))).safe
 
 
+def test_an_epoch_set_back_with_others_in_between() -> None:
+    """Back to back the lower value is high enough for the next wait; after a gap it is not."""
+    early = Wait(id="early", stream="compute", words=(word(),), value=Epoch(1, 0))
+    answer = Signal(id="answer", stream="compute", words=(word(on=1),))
+    asked = Wait(id="asked", stream="compute", words=(word(),))
+    first = Signal(id="first", stream="side", words=(word(on=1),))
+    second = replace(first, id="second", stream="compute")
+    program = made(early, answer, others=(first, asked, second))
+    assert verify(program, alone=True).safe
+    finding = found(program, "lost_signal")
+    assert {place.operation for place in finding.places} >= {"early", "second"}
+    assert "deadlock" in explore([*[SILENT] * 3, program, SILENT, program]).problems
+    assert explore([*[SILENT] * 3, program, program]).problems == frozenset()
+
+
 def handing(slots: int) -> Program:
     """One rank's streams hand each other a buffer; releases of another one keep it from reuse."""
     shared = replace(BUFFERS[3], slots=2, reuse="release")
