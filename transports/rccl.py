@@ -1,7 +1,7 @@
 """Transport by a collective library: NCCL, RCCL or gloo, the one that torch.distributed brings.
 
 One file serves all three.  A CUDA build of torch has NCCL, a ROCm build has RCCL under the same
-name, and where there is no GPU there is gloo.  `RcclTransport.library` says which one it is.
+name, and where there is no GPU there is gloo.  `RcclTransport.implementation` says which one it is.
 
 The group is private: a backend object over the ranks' store.  It neither needs nor touches
 ``torch.distributed``'s default group, which may be the caller's, or be there already for another
@@ -151,7 +151,7 @@ class RcclTransport(Transport):
         self._timeout_s = timeout_s
         index = device_index(torch, device, rank)
         self.device = None if index is None else torch.device("cuda", index)
-        self.library = library(torch, self.device)
+        self.implementation = library(torch, self.device)
         self._backend: Any = None
         if group is not None:
             self._backend = given_backend(group, rank, world_size, self.device)
@@ -430,7 +430,7 @@ class RcclTransport(Transport):
             if time.monotonic() >= deadline:
                 break
             time.sleep(SLICE_S / 5)
-        message = f"{where}: {self.library} failed: {said}"
+        message = f"{where}: {self.implementation} failed: {said}"
         self._tell(message)
         return RunFailed(f"{message}.")
 
@@ -565,7 +565,7 @@ class RcclTransport(Transport):
         """Refuse ranks on one GPU, and ranks of which some have none."""
         own = None if index is None else identity(torch, index)
         devices = [one["device"] for one in self._control.exchange({"device": own})]
-        refuse_shared(devices, self.library)
+        refuse_shared(devices, self.implementation)
         if index is not None:
             torch.cuda.set_device(index)
 

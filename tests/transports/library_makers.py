@@ -36,7 +36,7 @@ def torch_store(rank: int, world_size: int, store: Store) -> Any:
 
 
 @dataclass(frozen=True)
-class Library:
+class MakeRccl:
     """Makes a transport on `device`; None is the rank's GPU."""
 
     device: str | None = "cpu"
@@ -137,7 +137,7 @@ def with_group(member: Member) -> tuple[str, list[int]]:
         transport.close()
         total = torch.ones(1)
         dist.all_reduce(total)
-        return transport.library, [*out[:, 0].tolist(), int(total)]
+        return transport.implementation, [*out[:, 0].tolist(), int(total)]
     finally:
         dist.destroy_process_group()
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import cuda_makers as makers
 import pytest
-from library_makers import Library
+from library_makers import MakeRccl
 
 from stretto.schedules.language import RunFailed, WaitTimeout
 from stretto.transports.conformance import CASES, Crew, Harness, run_case
@@ -25,7 +25,7 @@ os.environ.setdefault("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
 
 WAIT_LIMIT_S = 15.0
 COPY_ENGINE = Harness(makers.copy_engine, device=CudaDevice, wait_limit_s=WAIT_LIMIT_S)
-NCCL = Harness(Library(device=None), device=CudaDevice, wait_limit_s=WAIT_LIMIT_S)
+NCCL = Harness(MakeRccl(device=None), device=CudaDevice, wait_limit_s=WAIT_LIMIT_S)
 
 
 class Crews:

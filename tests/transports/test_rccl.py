@@ -62,7 +62,7 @@ def test_gloo_conforms(crews: Crews, world_size: int, name: str) -> None:
     skipped = CASES[name].skipped(RcclTransport.offered(), world_size)
     if skipped:
         pytest.skip(skipped)
-    run_case(CASES[name], Harness(make=makers.Library()), crews[world_size])
+    run_case(CASES[name], Harness(make=makers.MakeRccl()), crews[world_size])
 
 
 @pytest.mark.parametrize(
