@@ -21,9 +21,8 @@ from stretto.runtime.hang_report import with_flag_state
 from stretto.runtime.launcher import Rank
 from stretto.runtime.lowering import lower
 from stretto.runtime.reference import check_outputs, make_inputs
-from stretto.schedules.language import Program, Span
+from stretto.schedules.language import Program, Span, WorkspaceLayout
 from stretto.transports.cuda.stream import CudaStream
-from stretto.transports.interface import WorkspaceLayout
 
 if TYPE_CHECKING:
     from stretto.runtime.session import RankRun, RunOptions

@@ -16,6 +16,7 @@ from stretto.runtime.gemm import GemmProvider
 from stretto.runtime.tensors import memory_of, tensor_at, torch_dtype
 from stretto.schedules.language import (
     DTYPE_BYTES,
+    SLOT,
     Body,
     Buffer,
     Collective,
@@ -33,6 +34,7 @@ from stretto.schedules.language import (
     Unsupported,
     View,
     Wait,
+    slot_places,
 )
 from stretto.transports.interface import Label, Launch, Memory, Transport, Workspace
 
@@ -133,6 +135,7 @@ class _Lowering:
                 f"The Program is for {program.world_size} ranks, there are {self.world_size}."
             )
         self.binder = TensorBinder()
+        self.places = slot_places(program)
         self.scratch = {
             buffer.name: self._scratch(buffer)
             for buffer in program.buffers
@@ -193,6 +196,10 @@ class _Lowering:
             if self.workspace is None:
                 raise InvalidInput(
                     f"Buffer {buffer.name!r} is symmetric but there is no workspace."
+                )
+            if buffer.name in self.places:
+                return (
+                    self.workspace.address(SLOT, rank=owner, slot=slot) + self.places[buffer.name]
                 )
             return self.workspace.address(buffer.name, rank=owner, slot=slot)
         address: int = self.scratch[buffer.name].data_ptr()

@@ -16,9 +16,9 @@ from stretto.runtime.hang_report import with_flag_state
 from stretto.runtime.launcher import Rank, launch, torchrun_rank
 from stretto.runtime.lowering import lower
 from stretto.runtime.reference import CheckReport, check_outputs, has_reference, make_inputs
-from stretto.schedules.language import InvalidInput, Program, Span, Timeline
+from stretto.schedules.language import InvalidInput, Program, Span, Timeline, WorkspaceLayout
 from stretto.transports import load_transport
-from stretto.transports.interface import Transport, WorkspaceLayout
+from stretto.transports.interface import Transport
 
 __all__ = ["RankRun", "RunOptions", "RunResult", "execute", "run_program", "run_programs"]
 

@@ -52,6 +52,7 @@ from stretto.schedules.language import (
     RunFailed,
     Unsupported,
     Word,
+    WorkspaceLayout,
 )
 from stretto.transports.cuda.driver import bindings, called, failed
 from stretto.transports.cuda.kernels import Kernel, KernelLibrary
@@ -68,7 +69,6 @@ from stretto.transports.interface import (
     Store,
     Transport,
     Workspace,
-    WorkspaceLayout,
 )
 from stretto.transports.multicast import switch_multicast_off
 from stretto.transports.posix import segment

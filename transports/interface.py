@@ -19,14 +19,11 @@ from math import lcm
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from stretto.schedules.language import (
-    Buffer,
     Capabilities,
     CollectiveKind,
     Epoch,
-    Flag,
-    InvalidInput,
-    Program,
     Word,
+    WorkspaceLayout,
 )
 
 __all__ = [
@@ -38,7 +35,6 @@ __all__ = [
     "Store",
     "Transport",
     "Workspace",
-    "WorkspaceLayout",
 ]
 
 Launch = Callable[[int], Sequence[int]]
@@ -94,103 +90,6 @@ class Store(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class WorkspaceLayout:
-    """What every rank's part of a workspace holds; equal on all ranks.
-
-    Attributes
-    ----------
-    world_size
-        Number of ranks.
-    buffers
-        Symmetric buffers: name, bytes of one slot, slots.
-    flags
-        Flag arrays of the Programs that use the workspace.
-    """
-
-    world_size: int
-    buffers: tuple[tuple[str, int, int], ...]
-    flags: tuple[Flag, ...]
-
-    @classmethod
-    def of(cls, *programs: Program) -> WorkspaceLayout:
-        """Return a layout that fits every given Program, so that they may take turns on it.
-
-        Raises
-        ------
-        InvalidInput
-            If two Programs mean different things by one name.
-        """
-        world_sizes = {program.world_size for program in programs}
-        if len(world_sizes) != 1:
-            raise InvalidInput("Programs on one workspace must have one world size.")
-        world_size = world_sizes.pop()
-        released = {_released(program) for program in programs}
-        if len(released) > 1:
-            raise InvalidInput(
-                "Programs that take turns on one workspace must release the same buffers in every "
-                f"call; these release {' and '.join(str(list(one)) for one in sorted(released))}."
-            )
-        sizes: dict[str, tuple[int, int]] = {}
-        flags: dict[str, Flag] = {}
-        for program in programs:
-            for buffer in program.buffers:
-                if buffer.kind == "symmetric":
-                    sizes[buffer.name] = _joined(buffer, sizes.get(buffer.name), world_size)
-            for flag in program.flags:
-                if flags.setdefault(flag.name, flag) != flag:
-                    raise InvalidInput(
-                        f"Programs on one workspace declare flag {flag.name!r} differently."
-                    )
-        return cls(
-            world_size,
-            tuple((name, *size) for name, size in sizes.items()),
-            tuple(flags.values()),
-        )
-
-    @property
-    def rank_bytes(self) -> int:
-        """Size of one rank's buffers, all slots, in bytes."""
-        return sum(slot_bytes * slots for _, slot_bytes, slots in self.buffers)
-
-    @property
-    def words(self) -> int:
-        """Number of 32-bit words of one rank's flags."""
-        return sum(flag.count * flag.slots for flag in self.flags)
-
-    def word_index(self, word: Word) -> int:
-        """Return the place of `word` among its home rank's words."""
-        before = 0
-        for flag in self.flags:
-            if flag.name == word.flag:
-                return before + word.slot * flag.count + word.position
-            before += flag.count * flag.slots
-        raise InvalidInput(f"The workspace has no flag {word.flag!r}.")
-
-    def flag(self, name: str) -> Flag:
-        """Return the flag array of this name."""
-        for flag in self.flags:
-            if flag.name == name:
-                return flag
-        raise InvalidInput(f"The workspace has no flag {name!r}.")
-
-
-def _released(program: Program) -> tuple[str, ...]:
-    """Return the buffers whose slots wait for a release before they are used again."""
-    return tuple(sorted(buffer.name for buffer in program.buffers if buffer.reuse == "release"))
-
-
-def _joined(buffer: Buffer, known: tuple[int, int] | None, world_size: int) -> tuple[int, int]:
-    size = (buffer.slot_bytes(world_size), buffer.slots)
-    if known is None:
-        return size
-    if known[1] != size[1]:
-        raise InvalidInput(
-            f"Programs on one workspace give buffer {buffer.name!r} different numbers of slots."
-        )
-    return max(known[0], size[0]), size[1]
-
-
-@dataclass(frozen=True, slots=True)
 class DeviceHandle:
     """What a kernel needs to reach a workspace from inside.
 
@@ -237,7 +136,7 @@ class Workspace(ABC):
 
     @abstractmethod
     def address(self, buffer: str, *, rank: int, slot: int) -> int:
-        """Return where `rank`'s slot of a buffer begins in this process's address space."""
+        """Return where `rank`'s slot of a buffer of the layout begins, as this process sees it."""
 
     @abstractmethod
     def word_address(self, word: Word) -> int:

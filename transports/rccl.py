@@ -55,6 +55,7 @@ from stretto.schedules.language import (
     Unsupported,
     WaitTimeout,
     Word,
+    WorkspaceLayout,
 )
 from stretto.transports.cuda.stream import CudaStream, stream_of
 from stretto.transports.distributed.enqueued import Enqueued
@@ -79,7 +80,6 @@ from stretto.transports.interface import (
     Store,
     Transport,
     Workspace,
-    WorkspaceLayout,
 )
 from stretto.transports.multicast import switch_multicast_off
 from stretto.transports.posix import segment

@@ -54,6 +54,7 @@ from stretto.schedules.language import (
     RunFailed,
     StrettoError,
     Word,
+    WorkspaceLayout,
 )
 from stretto.transports.interface import (
     NO_LABEL,
@@ -64,7 +65,6 @@ from stretto.transports.interface import (
     Store,
     Transport,
     Workspace,
-    WorkspaceLayout,
 )
 from stretto.transports.posix import collectives, futex, segment
 from stretto.transports.posix.control import Control

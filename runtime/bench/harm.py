@@ -27,6 +27,7 @@ from stretto.schedules.language import (
     Program,
     Signal,
     SpanKey,
+    in_slot,
 )
 from stretto.schedules.verifier import Finding, Verdict
 from stretto.sim.interpreter import (
@@ -210,7 +211,7 @@ class Judge:
 
     def _stalls(self, mutant: Program, neighbour: Program, unfused: Program) -> Iterator[Scenario]:
         """Let a release stop between two ranks' words, until the slot's next one is through."""
-        slots = mutant.flag["gathered.released"].slots if "gathered.released" in mutant.flag else 1
+        slots = mutant.slots or 1
         for first in (neighbour, mutant):
             between = (neighbour,) * (slots - 1)
             programs = (first, *between, mutant, mutant, unfused, unfused)
@@ -243,15 +244,15 @@ class Judge:
             dtype=mutant.dtype,  # type: ignore[arg-type]
             capabilities=CAPABILITIES,
         ).build()
+        slots = mutant.slots or other.slots
         return replace(
             other,
             buffers=tuple(
-                replace(one, slots=mutant.buffer[one.name].slots)
-                if one.name in mutant.buffer
-                else one
-                for one in other.buffers
+                replace(one, slots=slots) if in_slot(one) else one for one in other.buffers
             ),
-            flags=tuple(mutant.flag.get(one.name, one) for one in other.flags),
+            flags=tuple(
+                replace(one, slots=slots) if one.purpose != "own" else one for one in other.flags
+            ),
         )
 
     # ---- numbers -----------------------------------------------------------------------------

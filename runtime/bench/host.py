@@ -23,8 +23,8 @@ from stretto.runtime.bench.machine import gpu_machine
 from stretto.runtime.gpu import prepare
 from stretto.runtime.launcher import Rank, launch
 from stretto.schedules import SCHEDULES, schedule_class
+from stretto.schedules.language import WorkspaceLayout
 from stretto.transports import load_transport
-from stretto.transports.interface import WorkspaceLayout
 
 __all__ = ["PROTOCOL", "measure_host"]
 

@@ -13,11 +13,10 @@ from typing import Any
 from stretto.runtime.calibration.bursts import Bursts
 from stretto.runtime.calibration.launches import EPOCH, Enqueue, beginning, in_turn, nothing
 from stretto.runtime.calibration.phases import PROBE_ERRORS, reason_of
-from stretto.schedules.language import Epoch, Flag, Unavailable, Word
+from stretto.schedules.language import Epoch, Flag, Unavailable, Word, WorkspaceLayout
 from stretto.transports.cuda.driver import bindings, failed
 from stretto.transports.cuda.kernels import KernelLibrary
 from stretto.transports.cuda.stream import CudaStream
-from stretto.transports.interface import WorkspaceLayout
 
 __all__ = ["CANDIDATES", "LIMIT_S", "STEPS", "Candidate"]
 

@@ -52,9 +52,8 @@ from stretto.runtime.calibration.launches import (
 )
 from stretto.runtime.calibration.phases import PROBE_ERRORS, Phase, Phases, reason_of
 from stretto.runtime.devices import driver_version
-from stretto.schedules.language import Flag
+from stretto.schedules.language import Flag, WorkspaceLayout
 from stretto.transports.cuda.driver import bindings, called
-from stretto.transports.interface import WorkspaceLayout
 
 __all__ = ["GpuPlan", "measure_gpu", "versions"]
 

@@ -10,9 +10,8 @@ from typing import Any
 from stretto.runtime.calibration.bursts import Bursts, Case
 from stretto.runtime.calibration.launches import Enqueue, beginning, in_turn, one_gemm, pushing
 from stretto.schedules.ag_gemm import AllGatherGemm
-from stretto.schedules.language import Epoch, Program, RankBuilder, Word
+from stretto.schedules.language import Epoch, Program, RankBuilder, Word, WorkspaceLayout
 from stretto.transports.cuda.stream import CudaStream
-from stretto.transports.interface import WorkspaceLayout
 
 __all__ = ["LADDER", "eager_launch", "eager_run", "graph_launch", "ladder", "verbs"]
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from stretto.runtime.gemm import TorchGemm
 from stretto.runtime.tensors import torch_dtype
-from stretto.schedules.language import Epoch, Flag, Word
-from stretto.transports.interface import Memory, Transport, Workspace, WorkspaceLayout
+from stretto.schedules.language import Epoch, Flag, Word, WorkspaceLayout
+from stretto.transports.interface import Memory, Transport, Workspace
 
 __all__ = ["HostPlan", "RankFigures", "measure_rank"]
 

@@ -13,9 +13,9 @@ from stretto.runtime.hang_report import with_flag_state
 from stretto.runtime.lowering import lower
 from stretto.runtime.parallel.replays import Replays
 from stretto.schedules import schedule_class
-from stretto.schedules.language import Program
+from stretto.schedules.language import Program, WorkspaceLayout
 from stretto.schedules.verifier import verified
-from stretto.transports.interface import Transport, Workspace, WorkspaceLayout
+from stretto.transports.interface import Transport, Workspace
 
 __all__ = ["Carrier", "Form"]
 
@@ -136,7 +136,7 @@ class Carrier:
         layout = WorkspaceLayout.of(*(self.program(form) for form in forms))
         if not (layout.buffers or layout.flags):
             return
-        if self.workspace is not None and _fits(layout, self.workspace.layout):
+        if self.workspace is not None and self.workspace.layout.holds(layout):
             return
         self.forget()
         made = self.transport.allocate(layout)
@@ -221,12 +221,3 @@ class Carrier:
             gemm=self.gemm,
             streams=self._streams,
         )
-
-
-def _fits(needed: WorkspaceLayout, present: WorkspaceLayout) -> bool:
-    """Whether a workspace of layout `present` serves where `needed` is asked for."""
-    sizes = {name: (slot_bytes, slots) for name, slot_bytes, slots in present.buffers}
-    return needed.flags == present.flags and all(
-        name in sizes and slot_bytes <= sizes[name][0] and slots == sizes[name][1]
-        for name, slot_bytes, slots in needed.buffers
-    )

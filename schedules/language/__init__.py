@@ -91,7 +91,7 @@ from stretto.schedules.language.program import (
     Phase,
     Program,
 )
-from stretto.schedules.language.serialise import from_json, load_json_file, to_json
+from stretto.schedules.language.serialise import digest_of, from_json, load_json_file, to_json
 from stretto.schedules.language.timeline import (
     TIMELINE_VERSION,
     FlagEvent,
@@ -102,6 +102,18 @@ from stretto.schedules.language.timeline import (
     exposed_intervals,
     merged,
 )
+from stretto.schedules.language.workspace import (
+    RELEASED,
+    SLOT,
+    WorkspaceLayout,
+    in_slot,
+    is_own,
+    is_symmetric,
+    own_names,
+    require_shareable,
+    slot_bytes,
+    slot_places,
+)
 
 __all__ = [
     "ALL_COLLECTIVES",
@@ -109,8 +121,10 @@ __all__ = [
     "COMMUNICATION_KINDS",
     "COMPUTE_KINDS",
     "DTYPE_BYTES",
+    "RELEASED",
     "SCHEMA_VERSION",
     "SELF",
+    "SLOT",
     "TIMELINE_VERSION",
     "WHOLE",
     "Block",
@@ -185,12 +199,21 @@ __all__ = [
     "WaitTimeout",
     "Whole",
     "Word",
+    "WorkspaceLayout",
     "ceil_div",
     "compare_timelines",
     "cyclic_reached",
+    "digest_of",
     "exposed_intervals",
     "from_json",
+    "in_slot",
+    "is_own",
+    "is_symmetric",
     "load_json_file",
     "merged",
+    "own_names",
+    "require_shareable",
+    "slot_bytes",
+    "slot_places",
     "to_json",
 ]

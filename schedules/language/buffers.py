@@ -186,6 +186,9 @@ class Flag:
         Copies used in turn, as of a buffer.
     initial
         Value before the first call.
+    purpose
+        ``arrival`` and ``release`` are the workspace's protocol
+        (`stretto.schedules.language.workspace`); ``own`` is the Program's.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
@@ -195,6 +198,7 @@ class Flag:
     count: int = 1
     slots: int = 1
     initial: int = 0
+    purpose: Literal["own", "arrival", "release"] = "own"
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,8 @@ class Capabilities:
         Verbs after which the stream does not go on until another rank has acted.
     kernel_access
         What a kernel may do with a peer's symmetric memory.
+    gemm_outputs
+        Pairs of dtypes, operands and output, of GEMMs that store another dtype than they read.
     largest_message_bytes
         The largest single put or collective; None is no limit.
     alignment_bytes
@@ -49,6 +51,7 @@ class Capabilities:
     verbs_on_sm: tuple[Verb, ...] = ()
     verbs_that_block: tuple[Verb, ...] = ("wait", "collective")
     kernel_access: tuple[KernelAccess, ...] = ()
+    gemm_outputs: tuple[tuple[str, str], ...] = ()
     largest_message_bytes: int | None = None
     alignment_bytes: int = 1
 

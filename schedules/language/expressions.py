@@ -76,7 +76,9 @@ SELF = Peer(0)
 class Block:
     """The part [start, stop) of one rank's block of an axis, clipped to the block's valid size.
 
-    `stop` None is the end of the block.  A trailing block may be short or empty.
+    `stop` None is the end of the block.  A trailing block may be short or empty.  With `chunks`
+    above 1 it is chunk number `chunk` of so many equal ones, of ``ceil(block / chunks)`` elements,
+    clipped likewise; then start and stop say nothing.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
@@ -84,6 +86,8 @@ class Block:
     of: Peer
     start: int = 0
     stop: int | None = None
+    chunk: int = 0
+    chunks: int = 1
     form: Literal["block"] = "block"
 
 
@@ -122,7 +126,9 @@ class Extent:
     layout
         ``full``: every rank stores all `size` elements.  ``padded``: every rank stores
         world_size equal blocks of ``ceil(size / world_size)``, of which the first `size` elements
-        are valid.  ``shard``: every rank stores its own block alone, at 0.
+        are valid.  ``shard``: every rank stores its own block alone, at 0.  ``exchange``: every
+        rank stores world_size blocks at equal steps, each as long as its *owner's* block: block j
+        on rank r is what rank j has for rank r's rows.
 
     An axis of `size` elements is split into contiguous blocks of ``ceil(size / world_size)``:
     with 9 elements and 8 ranks 2, 2, 2, 2, 1, 0, 0, 0.
@@ -131,7 +137,7 @@ class Extent:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     size: int
-    layout: Literal["full", "padded", "shard"] = "full"
+    layout: Literal["full", "padded", "shard", "exchange"] = "full"
 
     def block(self, world_size: int) -> int:
         """Return the number of elements of an unclipped block."""
@@ -178,16 +184,27 @@ class Extent:
                 )
             return interval.start, interval.stop
         if isinstance(interval, Whole):
+            if self.layout == "exchange":
+                raise InvalidInput("an exchange is used block by block; name a rank's block")
             return 0, self.valid(owner, world_size) if self.layout == "shard" else self.size
         of = interval.of.of(rank, world_size)
         if self.layout == "shard" and of != owner:
             raise InvalidInput(f"rank {owner} stores its own block alone, not that of rank {of}")
-        valid = self.valid(of, world_size)
-        start = min(interval.start, valid)
-        stop = valid if interval.stop is None else min(interval.stop, valid)
-        if not 0 <= start <= stop:
-            raise InvalidInput(f"[{interval.start}, {interval.stop}) is no part of a block")
-        base = 0 if self.layout == "shard" else min(of * self.block(world_size), self.size)
+        valid = self.valid(owner if self.layout == "exchange" else of, world_size)
+        if interval.chunks > 1:
+            length = ceil_div(self.block(world_size), interval.chunks)
+            start = min(interval.chunk * length, valid)
+            stop = min(start + length, valid)
+        else:
+            start = min(interval.start, valid)
+            stop = valid if interval.stop is None else min(interval.stop, valid)
+        if not 0 <= start <= stop or not 0 <= interval.chunk < interval.chunks:
+            raise InvalidInput(f"{interval} is no part of a block")
+        base = 0
+        if self.layout == "exchange":
+            base = of * self.block(world_size)
+        elif self.layout != "shard":
+            base = min(of * self.block(world_size), self.size)
         return base + start, base + stop
 
 

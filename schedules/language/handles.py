@@ -66,6 +66,14 @@ class Region:
             raise ProgramError("only rows of a block can be cut further; index the buffer first")
         return replace(self, rows=replace(self.rows, start=start, stop=stop))
 
+    def chunk(self, number: int, *, of: int) -> Region:
+        """Return chunk `number` of this block, cut into `of` equal ones; the last may be short."""
+        if not isinstance(self.rows, Block):
+            raise ProgramError("only a block can be cut into chunks; index the buffer first")
+        if not 0 <= number < of:
+            raise ProgramError(f"there is no chunk {number} of {of}")
+        return replace(self, rows=Block(self.rows.of, chunk=number, chunks=of))
+
     def columns(self, interval: Interval) -> Region:
         """Return the same rows of some columns."""
         return replace(self, column_interval=interval)

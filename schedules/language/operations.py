@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
-from stretto.schedules.language.buffers import FlagRef, View
+from stretto.schedules.language.buffers import DType, FlagRef, View
 from stretto.schedules.language.expressions import FORBID_EXTRA, Epoch, Peer
 
 __all__ = [
@@ -204,12 +204,18 @@ class Collective(OperationBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemm(OperationBase):
-    """``out[m, n] = a[m, k] @ b[n, k].T``, plus ``accumulate[m, n]`` if given; fp32 inside."""
+    """``out[m, n] = a[m, k] @ b[n, k].T``, plus ``accumulate[m, n]`` if given.
+
+    The sums are of dtype `accumulator` and rounded once to that of `out`, whose buffer may have
+    another dtype than the operands'.  `out` may lie on another rank: then the kernel stores into
+    the peer's symmetric memory.
+    """
 
     a: View
     b: View
     out: View
     accumulate: View | None = None
+    accumulator: DType = "fp32"
     op: Literal["gemm"] = "gemm"
 
     def reads(self) -> tuple[View, ...]:

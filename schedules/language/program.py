@@ -39,10 +39,11 @@ from stretto.schedules.language.operations import (
     Signal,
     Wait,
 )
+from stretto.schedules.language.workspace import in_slot
 
 __all__ = ["SCHEMA_VERSION", "Body", "Call", "Operation", "Phase", "Program"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Of the JSON form; readers refuse any other."""
 
 Operation = Annotated[
@@ -201,6 +202,18 @@ class Program:
     def flag(self) -> dict[str, Flag]:
         """Flags by name."""
         return {flag.name: flag for flag in self.flags}
+
+    @cached_property
+    def release(self) -> Flag | None:
+        """The flag by which ranks give their slots back; None if they do not."""
+        return next((flag for flag in self.flags if flag.purpose == "release"), None)
+
+    @cached_property
+    def slots(self) -> int:
+        """Number of slots of the workspace; 0 if the Program uses none."""
+        if self.release is not None:
+            return self.release.slots
+        return next((buffer.slots for buffer in self.buffers if in_slot(buffer)), 0)
 
     @property
     def symmetric(self) -> bool:

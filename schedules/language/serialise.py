@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import fields
 from functools import cache
@@ -12,7 +13,7 @@ import pydantic
 
 from stretto.schedules.language.errors import InvalidInput, ProgramError
 
-__all__ = ["from_json", "load_json_file", "to_json"]
+__all__ = ["digest_of", "from_json", "load_json_file", "to_json"]
 
 T = TypeVar("T")
 
@@ -29,6 +30,11 @@ def _adapter(cls: Any) -> pydantic.TypeAdapter[Any]:
 def to_json(value: object, *, indent: int | None = None) -> str:
     """Return the JSON form of a Program, a Timeline or any other of the language's values."""
     return _adapter(type(value)).dump_json(value, indent=indent).decode()
+
+
+def digest_of(value: object) -> str:
+    """Return a short digest of a value's JSON form: equal values have equal ones on all ranks."""
+    return hashlib.sha256(to_json(value).encode()).hexdigest()[:16]
 
 
 def from_json(cls: type[T], text: str | bytes, *, source: str = "the text") -> T:

@@ -24,11 +24,18 @@ from stretto.schedules.language.operations import (
     Signal,
     Wait,
 )
+from stretto.schedules.language.workspace import RELEASED, in_slot
 
 if TYPE_CHECKING:
     from stretto.schedules.language.program import Body, Phase, Program
 
 __all__ = ["validate"]
+
+FARTHEST = 2**30
+"""How far from 0, in either direction, initial epochs and offsets of epochs may be."""
+
+STEEPEST = 2**16
+"""The most by which an epoch may grow from call to call."""
 
 
 def validate(program: Program) -> None:
@@ -70,6 +77,52 @@ def _check_header(program: Program) -> None:
             raise ProgramError(f"flag {flag.name!r}: a mailbox holds 0 or 1")
         if not 0 <= flag.initial < 2**32:
             raise ProgramError(f"flag {flag.name!r}: initial must fit 32 bits")
+        if flag.kind == "epoch" and FARTHEST <= flag.initial <= 2**32 - FARTHEST:
+            raise ProgramError(
+                f"flag {flag.name!r}: initial is {flag.initial}; epochs are compared cyclically "
+                f"and start near 0, so give less than 2^{FARTHEST.bit_length() - 1} (or 2^32 less "
+                "that)"
+            )
+    _check_protocol(program)
+
+
+def _check_protocol(program: Program) -> None:
+    """Refuse flags and buffers that contradict the workspace's protocol."""
+    releases = [flag for flag in program.flags if flag.purpose == "release"]
+    if len(releases) > 1:
+        raise ProgramError(
+            f"flags {releases[0].name!r} and {releases[1].name!r} both release; a slot is given "
+            "back as a whole, by one flag"
+        )
+    for flag in program.flags:
+        if flag.purpose == "own":
+            if flag.name == RELEASED:
+                raise ProgramError(f"flag {RELEASED!r} is the workspace's; choose another name")
+            continue
+        if flag.kind != "epoch" or flag.initial != 0:
+            raise ProgramError(
+                f"flag {flag.name!r}: a flag of purpose {flag.purpose!r} is an epoch from 0"
+            )
+        if flag.purpose == "release" and (flag.name, flag.count) != (RELEASED, program.world_size):
+            raise ProgramError(
+                f"flag {flag.name!r}: the release flag is called {RELEASED!r} and has a word for "
+                f"each of {program.world_size} ranks"
+            )
+        if flag.slots != program.slots:
+            raise ProgramError(
+                f"flag {flag.name!r} has {flag.slots} slots, the workspace has {program.slots}"
+            )
+    for buffer in program.buffers:
+        if in_slot(buffer) and buffer.initial != "undefined":
+            raise ProgramError(
+                f"buffer {buffer.name!r} lies in a slot, which holds what its last use left; its "
+                "initial state is 'undefined'"
+            )
+        if in_slot(buffer) and buffer.slots != program.slots:
+            raise ProgramError(
+                f"buffer {buffer.name!r} has {buffer.slots} slots, the workspace has "
+                f"{program.slots}"
+            )
 
 
 def _check_buffer(buffer: Buffer, world_size: int) -> None:
@@ -82,8 +135,6 @@ def _check_buffer(buffer: Buffer, world_size: int) -> None:
         raise ProgramError(f"{where}: sizes must not be negative")
     if buffer.of_caller and buffer.slots != 1:
         raise ProgramError(f"{where}: a buffer of the caller has one slot")
-    if buffer.slots > 1 and buffer.reuse != "release":
-        raise ProgramError(f"{where}: slots are reused on release, so reuse must be 'release'")
 
 
 def _check_phase(phase: Phase, program: Program) -> None:
@@ -138,15 +189,15 @@ class _BodyChecker:
                 )
         for view in operation.reads():
             self._check_view(operation, view, remote_allowed=False)
-        may_write_remote = isinstance(operation, (Put, FusedGemm))
+        may_write_remote = isinstance(operation, (Put, Gemm, FusedGemm))
         for view in operation.writes():
             self._check_view(operation, view, remote_allowed=may_write_remote)
             if self.program.buffer[view.buffer].role in ("input", "weight"):
                 raise self._fail(operation, f"it writes {view.buffer!r}, which it may only read")
         for sync in operation.signals():
-            self._check_word(operation, sync.word, sync.value)
+            self._check_word(operation, sync.word, sync.value, signals=True)
         for sync in operation.waits():
-            self._check_word(operation, sync.word, sync.value)
+            self._check_word(operation, sync.word, sync.value, signals=False)
             if sync.word.on != SELF:
                 raise self._fail(operation, "a wait looks at a word of its own rank only")
         if isinstance(operation, (Signal, Wait)) and not operation.words:
@@ -164,7 +215,9 @@ class _BodyChecker:
             owner != rank for owner, rank in zip(self._owners(view.on), self.ranks, strict=True)
         ):
             if not remote_allowed:
-                raise self._fail(operation, "only a put may touch another rank's memory")
+                raise self._fail(
+                    operation, "only a put or a kernel's stores may touch another rank's memory"
+                )
             if buffer.kind != "symmetric":
                 raise self._fail(
                     operation, f"buffer {view.buffer!r} is local, a peer cannot reach it"
@@ -172,7 +225,9 @@ class _BodyChecker:
         self._span(buffer.rows, view.rows, view.on)
         self._span(buffer.columns, view.columns, view.on)
 
-    def _check_word(self, operation: OperationBase, word: FlagRef, value: Epoch) -> None:
+    def _check_word(
+        self, operation: OperationBase, word: FlagRef, value: Epoch, *, signals: bool
+    ) -> None:
         flag = self.program.flag.get(word.flag)
         if flag is None:
             raise self._fail(operation, f"there is no flag {word.flag!r}")
@@ -185,9 +240,23 @@ class _BodyChecker:
                 )
         if flag.kind == "mailbox" and (value.stride, value.offset) != (0, 1):
             raise self._fail(operation, f"flag {word.flag!r} is a mailbox; its value is always 1")
-        if flag.kind == "epoch" and value.stride < 1:
+        if flag.kind == "epoch" and not 1 <= value.stride <= STEEPEST:
             raise self._fail(
-                operation, f"epoch flag {word.flag!r} needs a value that grows with the calls"
+                operation,
+                f"epoch flag {word.flag!r} needs a value that grows with the calls, by 1 to "
+                f"{STEEPEST}",
+            )
+        if abs(value.offset) >= FARTHEST:
+            raise self._fail(
+                operation, f"the value for flag {word.flag!r} is too far off: {value.offset}"
+            )
+        if (
+            flag.kind == "counter"
+            and signals
+            and (value.stride < 0 or value.offset < 0 or value == Epoch(0, 0))
+        ):
+            raise self._fail(
+                operation, f"counter {word.flag!r} only grows; what is added must be positive"
             )
 
     def _check_shapes(self, operation: OperationBase) -> None:

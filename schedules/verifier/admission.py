@@ -111,7 +111,7 @@ class _ShapeClass:
 def _scales(interval: object) -> bool:
     """Whether an interval means the same part of an axis of any size."""
     if isinstance(interval, Block):
-        return (interval.start, interval.stop) == (0, None)
+        return (interval.start, interval.stop, interval.chunks) == (0, None, 1)
     return isinstance(interval, Whole)
 
 

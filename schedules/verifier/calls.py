@@ -19,8 +19,8 @@ calls.  If reads are alike but for the execution, so are those of all later call
 read was written at most l calls before; if not, more calls are looked at.  If that does not help,
 the verdict says that the proof covers no more than the calls that were examined.
 
-Repeats of a phase beyond 2 p are cut to as many as leave slots alike; that the last of them read
-what those before them did is compared, too.
+Repeats of a phase beyond 2 p are cut to as many as leave slots alike, and no fewer than waits look
+back; that the last of them read what those before them did is compared, too.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from itertools import groupby
 from math import lcm
 from typing import NamedTuple
 
-from stretto.schedules.language import InvalidInput, Program
-from stretto.schedules.verifier.world import Turn, World, signed
+from stretto.schedules.language import Epoch, Program, ceil_div, require_shareable
+from stretto.schedules.verifier.world import Turn, World
 
 __all__ = ["Alike", "Window", "is_uneven", "levels_after", "window_of"]
 
@@ -99,7 +99,9 @@ class Window:
         return tuple(turns)
 
 
-def window_of(programs: Sequence[Program], calls: int | None, *, many: int = 1) -> Window:
+def window_of(
+    programs: Sequence[Program], calls: int | None, *, alone: bool = False, many: int = 1
+) -> Window:
     """Return the calls that decide over all calls of Programs that take turns.
 
     Parameters
@@ -108,6 +110,8 @@ def window_of(programs: Sequence[Program], calls: int | None, *, many: int = 1) 
         In the order of execution, again and again.
     calls
         How many executions to look at, and no others; None for as many as are enough.
+    alone
+        Whether nobody else uses the workspace.
     many
         How many times l calls are looked at, and p repeats of a phase.
 
@@ -117,7 +121,7 @@ def window_of(programs: Sequence[Program], calls: int | None, *, many: int = 1) 
         If they cannot share a workspace.
     """
     distinct = list({id(program): program for program in programs}.values())
-    _check_shareable(distinct)
+    require_shareable(distinct, alone=alone)
     numbers = {id(program): number for number, program in enumerate(distinct)}
     sequence = tuple(numbers[id(program)] for program in programs)
     period = lcm(*(program.slot_period for program in distinct))
@@ -153,8 +157,16 @@ def _phase(turn: Turn) -> tuple[int, int]:
 
 
 def _cut(program: Program, period: int, many: int) -> Program:
-    """Return the Program with as few repeats of every phase as show all that more would."""
-    most = many * period
+    """Return the Program with as few repeats of every phase as show all that more would.
+
+    Calls that are left out move all later ones, and so their epochs, by a whole number of slot
+    periods.  That changes nothing if every wait looks back or ahead by no more calls than are left
+    of a phase (`_reach`); if it is not known how far waits look, nothing is left out.
+    """
+    reach = _reach(program)
+    if reach is None:
+        return program
+    most = period * max(many, ceil_div(reach, period))
     phases = tuple(
         phase
         if phase.repeats <= 2 * most
@@ -164,19 +176,32 @@ def _cut(program: Program, period: int, many: int) -> Program:
     return program if phases == program.phases else replace(program, phases=phases)
 
 
-def _check_shareable(programs: Sequence[Program]) -> None:
-    if len({program.world_size for program in programs}) != 1:
-        raise InvalidInput("Programs on one workspace must have one world size.")
-    known: dict[str, tuple[int, str]] = {}
-    for program in programs:
-        for buffer in program.buffers:
-            shared = buffer.kind == "symmetric" and buffer.role == "workspace"
-            now = (buffer.slots, buffer.initial)
-            if shared and known.setdefault(buffer.name, now) != now:
-                raise InvalidInput(
-                    f"Programs on one workspace give buffer {buffer.name!r} different numbers of "
-                    "slots or different initial states."
-                )
+def _reach(program: Program) -> int | None:
+    """Return by how many calls waits and the signals of their flag are apart at most.
+
+    None if that depends on the number of the call: values that grow unevenly, counters, initial
+    values, waits that nothing signals.
+    """
+    signals: dict[str, set[Epoch]] = {}
+    waits: dict[str, set[Epoch]] = {}
+    for phase in program.phases:
+        for body in phase.bodies:
+            for operation in body.operations:
+                for syncs, found in ((operation.signals(), signals), (operation.waits(), waits)):
+                    for sync in syncs:
+                        found.setdefault(sync.word.flag, set()).add(sync.value)
+    farthest = 0
+    for flag in program.flags:
+        given, expected = signals.get(flag.name, set()), waits.get(flag.name, set())
+        if flag.kind == "mailbox" or not expected:
+            continue
+        strides = {value.stride for value in (*given, *expected)}
+        if flag.kind == "counter" or flag.initial or not given or len(strides) > 1:
+            return None
+        (stride,) = strides
+        apart = max(abs(one.offset - other.offset) for one in given for other in expected)
+        farthest = max(farthest, ceil_div(apart, stride))
+    return farthest
 
 
 # ---- do words stand as they would later? ---------------------------------------------------------
@@ -274,5 +299,5 @@ def levels_after(world: World, initial: Sequence[int]) -> list[int]:
         if kind == "epoch":
             levels[word] = highest[word] = max(value, highest.get(word, value))
         elif kind == "counter":
-            levels[word] = signed(levels[word] + value * _FAR)
+            levels[word] += value * _FAR
     return levels

@@ -97,6 +97,7 @@ def verify(
         dtype=programs[0].dtype,
         transport=programs[0].transport,
         safe=examined.safe,
+        covers=examined.covers,
         calls=len(world.turns),
         operations=sum(site.operation is not None for site in world.sites),
         alone=alone,

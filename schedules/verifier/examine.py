@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stretto.schedules.language import Capabilities, Program
 from stretto.schedules.verifier.calls import Alike, Window, is_uneven, levels_after, window_of
 from stretto.schedules.verifier.collectives import find_mismatches, find_open_collectives
+from stretto.schedules.verifier.company import find_foreign_reads, find_foreign_words
 from stretto.schedules.verifier.conflicts import find_races
 from stretto.schedules.verifier.contract import find_breaches
 from stretto.schedules.verifier.lost import find_lost_signals
@@ -54,11 +55,14 @@ class Examination:
         The order of its events; the findings.
     settled
         Whether operations read in it what they will in all later calls.
+    covers
+        For how many executions, from the first one on, the findings stand; None for any number.
     """
 
     order: Order
     report: Reporter
     settled: bool = True
+    covers: int | None = None
 
     @property
     def world(self) -> World:
@@ -85,19 +89,24 @@ def examine(
         If the Programs cannot share a workspace.
     """
     many = 1
-    window = window_of(programs, conditions.calls)
+    window = window_of(programs, conditions.calls, alone=conditions.alone)
     found = _first_calls(window, conditions, quick)
     while found.safe and not found.settled and many < _MOST:
         many *= 2
-        window = window_of(programs, None, many=many)
+        window = window_of(programs, None, alone=conditions.alone, many=many)
         found = _first_calls(window, conditions, quick)
     if not found.safe or conditions.calls is not None:
-        return found
+        return replace(found, covers=conditions.calls)
     if not conditions.alone:
         apart = _calls_apart(window, conditions)
         if apart is not None:
             return apart
+        if len(window.programs) > 1:
+            other = _other_slots(programs, window, conditions, quick)
+            if not other.safe:
+                return other
     last = window.turns[-1].call
+    examined = 1 + window.turns[-1].execution
     if is_uneven(found.world, window.length):
         later, before = window.far()
         initial = found.world.flags.initial
@@ -109,13 +118,23 @@ def examine(
             f"calls 0 to {last} and {later[0].call} to {later[-1].call} were examined, others "
             "need not be like them.",
         )
-    elif not found.settled:
+        return replace(found, covers=examined)
+    if not found.settled:
         _advise(
             found,
             "What operations read in a call still differs from what they read in the calls before: "
             f"calls 0 to {last} were examined, others may compute something else.",
         )
+        return replace(found, covers=examined)
     return found
+
+
+def _other_slots(
+    programs: Sequence[Program], window: Window, conditions: Conditions, quick: bool
+) -> Examination:
+    """Look at the Programs when they meet in slots in which their given order never lets them."""
+    repeated = [program for program in programs for _ in range(window.period)]
+    return _first_calls(window_of(repeated, None), conditions, quick)
 
 
 def _first_calls(window: Window, conditions: Conditions, quick: bool) -> Examination:
@@ -178,6 +197,9 @@ def _look(
         for site in draft.open
     }
     settled = find_wrong_numbers(order, report, raced, alike)
+    if not conditions.alone and not report.drafts:
+        find_foreign_words(order, report)
+        find_foreign_reads(order, report)
     find_unawaited(order, report)
     find_open_collectives(order, report)
     if not quick or conditions.hardware_queues is not None:

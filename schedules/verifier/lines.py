@@ -8,6 +8,7 @@ from typing import NamedTuple
 from stretto.schedules.language import (
     DTYPE_BYTES,
     FusedGemm,
+    Gemm,
     OperationBase,
     Program,
     Put,
@@ -17,7 +18,7 @@ from stretto.schedules.language import (
     Wait,
     ceil_div,
 )
-from stretto.schedules.verifier.world import Flags, Turn, signed
+from stretto.schedules.verifier.world import Flags, Turn
 
 __all__ = ["Line", "Lines", "Part", "Touch", "Wire", "wired"]
 
@@ -26,6 +27,7 @@ class Touch(NamedTuple):
     """A View of one rank with everything resolved but the call."""
 
     mode: str
+    buffer: str
     memory: tuple[object, str]
     shape: int
     owner: int
@@ -125,7 +127,7 @@ class Lines:
             [self.resolved(program, "read", view, rank) for view in operation.reads()]
             + [self.resolved(program, mode, view, rank) for view in operation.writes()]
         )
-        flies = isinstance(operation, Put) and touches[-1].owner != rank
+        flies = isinstance(operation, (Put, Gemm)) and touches[-1].owner != rank
         return Part(operation.kind, touches, self._wires(operation.signals(), rank), flies=flies)
 
     def _wires(self, syncs: Iterable[Sync], rank: int) -> tuple[Wire, ...]:
@@ -159,6 +161,7 @@ class Lines:
         memory = ("shared" if shared else number, buffer.name)
         return Touch(
             mode,
+            view.buffer,
             memory,
             self._shape_numbers[shape],
             span[0],
@@ -171,4 +174,4 @@ class Lines:
 def wired(wire: Wire, call: int) -> tuple[int, int]:
     """Return the number of the word and the value in a call."""
     base, slots, step, slot, stride, offset = wire
-    return base + step * ((call + slot) % slots), signed(call * stride + offset)
+    return base + step * ((call + slot) % slots), call * stride + offset

@@ -115,9 +115,8 @@ class _Meaning:
         """Fill what is zero before the first call."""
         seen: set[int] = set()
         for access in self.world.accesses:
-            (_, name), _, _ = self.world.storages[access.storage]
             program = self.world.program_of(access.site)
-            buffer, size = program.buffer[name], program.world_size
+            buffer, size = program.buffer[access.buffer], program.world_size
             if buffer.initial == "zero" and access.storage not in seen:
                 seen.add(access.storage)
                 whole = (0, buffer.rows.stored(size), 0, buffer.columns.stored(size))
@@ -169,7 +168,7 @@ class _Meaning:
 
     def _caller(self, begins: bool, accesses: Sequence[Access]) -> None:
         for access in accesses:
-            (_, name), rank, _ = self.world.storages[access.storage]
+            name, rank = access.buffer, self.world.storages[access.storage][1]
             turn = self.world.turns[self.world.sites[access.site].turn]
             program = self.world.programs[turn.program]
             buffer = program.buffer[name]
@@ -263,7 +262,7 @@ class _Meaning:
         """Note what an operation finds, under what is the same in every call."""
         site = self.world.sites[access.site]
         if site.operation is not None:
-            (_, name), owner, _ = self.world.storages[access.storage]
+            name, owner = access.buffer, self.world.storages[access.storage][1]
             place = access.start - self.world.first[access.site]
             read = (site.rank, site.position, place, name, owner, access.row, access.column)
             self.found[site.turn][read] = sorted(block.patches)
@@ -295,7 +294,7 @@ class _Meaning:
         if self.raced or any(self.symbols.is_unknown(value) for _, value in block.patches):
             return  # open, or reported as unwritten
         formula = FORMULAS.get(program.computes or "")
-        (_, name), _, _ = self.world.storages[access.storage]
+        name = access.buffer
         if formula is None or not {"x", "w", "y"} <= set(program.buffer):
             return
         turn = self.world.turns[self.world.sites[access.site].turn]

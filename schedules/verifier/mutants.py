@@ -28,6 +28,7 @@ from stretto.schedules.language import (
     Signal,
     View,
     Wait,
+    in_slot,
 )
 
 __all__ = ["Mutant", "mutants"]
@@ -209,9 +210,8 @@ def _slots(program: Program) -> Iterator[tuple[str, str, Change]]:
         if buffer.slots > 1:
             one = frozenset({buffer.name})
             yield "slots", f"{buffer.name} with one slot less", partial(_fewer, program, one)
-            family = one.union(
-                flag.name for flag in program.flags if flag.name.startswith(f"{buffer.name}.")
-            )
+            family = one.union(flag.name for flag in program.flags if flag.purpose != "own")
+            family |= {other.name for other in program.buffers if in_slot(other)}
             what = f"{buffer.name} and its flags with one slot less"
             yield "slots", what, partial(_fewer, program, family)
     for flag in program.flags:

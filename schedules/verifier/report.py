@@ -89,10 +89,10 @@ class Reporter:
 
     def touched(self, access: Access) -> Place:
         """Return where an access is, with its rectangle."""
-        (_, buffer), owner, slot = self.world.storages[access.storage]
+        _, owner, slot = self.world.storages[access.storage]
         return replace(
             self.place(access.site, access.mode),
-            buffer=buffer,
+            buffer=access.buffer,
             owner=owner,
             slot=slot,
             rows=(access.row, access.row_stop),
@@ -127,7 +127,8 @@ class Reporter:
     def rectangle(self, access: Access, other: Access | None = None) -> str:
         """Return "rows 3 to 5 of slot 0 of 'gathered' on rank 1": what both have in common."""
         world = self.world
-        (_, buffer), owner, slot = world.storages[access.storage]
+        buffer = access.buffer
+        _, owner, slot = world.storages[access.storage]
         row, row_stop = access.row, access.row_stop
         if other is not None and other.shape == access.shape:
             row, row_stop = max(row, other.row), min(row_stop, other.row_stop)

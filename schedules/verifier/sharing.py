@@ -1,37 +1,22 @@
-"""What schedules share that take turns on a workspace, and what is one schedule's own.
+"""What a Program has of its own on a workspace, and what it knows of the calls of others.
 
-They share symmetric buffers that are given back, and the flags named after those: the `contract`
-says how.  Other symmetric buffers and flags must be used by one schedule alone (`unshared`), as its
-local buffers are.  What it does with them has to be safe, and come to its end, however many calls
-of others lie between two of its executions.  All that it knows of those is that they gave back what
-it waits for (`granted`), after it had given back the same slot itself.
+Slots, arrivals and releases are shared: the `contract` says how.  Other symmetric buffers, own
+flags and local buffers are one Program's alone.  What it does with them has to be safe, and come to
+its end, however many calls of others lie between two of its executions.  All that it knows of those
+is that they gave back what it waits for (`granted`), after it had given back the same slot itself.
 """
 
 from __future__ import annotations
 
-from stretto.schedules.language import Buffer, Program
-from stretto.schedules.verifier.world import World, signed
+from stretto.schedules.language import Program, in_slot, own_names
+from stretto.schedules.verifier.world import World
 
-__all__ = ["given_back", "granted", "own_storages", "owns_flags", "owns_memory", "unshared"]
-
-
-def given_back(program: Program) -> set[str]:
-    """Return the names of the buffers that are shared."""
-    return {
-        buffer.name
-        for buffer in program.buffers
-        if _is_symmetric(buffer)
-        and buffer.reuse == "release"
-        and f"{buffer.name}.released" in program.flag
-    }
+__all__ = ["granted", "own_storages", "owns_flags", "owns_memory", "unshared"]
 
 
 def unshared(program: Program) -> tuple[str, ...]:
-    """Return the symmetric buffers and the flags that no other schedule may use."""
-    shared = given_back(program)
-    buffers = [one.name for one in program.buffers if _is_symmetric(one) and one.name not in shared]
-    flags = [one.name for one in program.flags if one.name.rpartition(".")[0] not in shared]
-    return (*buffers, *flags)
+    """Return the symmetric buffers and the flags that no other Program may use."""
+    return own_names(program)
 
 
 def owns_memory(program: Program) -> bool:
@@ -41,19 +26,17 @@ def owns_memory(program: Program) -> bool:
 
 def owns_flags(program: Program) -> bool:
     """Whether it has flags of its own: what one execution leaves in them, the next one finds."""
-    names = {one.name for one in program.flags}
-    return bool(names.intersection(unshared(program)))
+    return any(flag.purpose == "own" for flag in program.flags)
 
 
 def own_storages(world: World) -> set[int]:
     """Return the storages of such buffers."""
     own = [_own_buffers(program) for program in world.programs]
-    found = set()
-    for access in world.accesses:
-        (_, name), _, _ = world.storages[access.storage]
-        if name in own[world.turns[world.sites[access.site].turn].program]:
-            found.add(access.storage)
-    return found
+    return {
+        access.storage
+        for access in world.accesses
+        if access.buffer in own[world.turns[world.sites[access.site].turn].program]
+    }
 
 
 def granted(world: World) -> World:
@@ -64,16 +47,16 @@ def granted(world: World) -> World:
     """
     first_call: dict[int, int] = {}
     for turn in world.turns:
-        first_call.setdefault(turn.execution, signed(turn.call))
+        first_call.setdefault(turn.execution, turn.call)
     signalled: dict[int, list[tuple[int, int]]] = {}
     for event, (word, value) in world.fired.items():
         signalled.setdefault(word, []).append((world.turn_of(event).execution, value))
-    released = {f"{name}.released" for program in world.programs for name in given_back(program)}
     for event, awaited in world.awaited.items():
         execution = world.turn_of(event).execution
         least = []
         for word, expected in awaited:
-            if world.flags.word(word).flag in released and expected <= first_call[execution]:
+            released = world.flags.purpose[word] == "release"
+            if released and expected <= first_call[execution]:
                 before = [value for number, value in signalled.get(word, ()) if number < execution]
                 expected = max([world.flags.initial[word], *before])
             least.append((word, expected))
@@ -81,14 +64,9 @@ def granted(world: World) -> World:
     return world
 
 
-def _is_symmetric(buffer: Buffer) -> bool:
-    return buffer.kind == "symmetric" and buffer.role == "workspace"
-
-
 def _own_buffers(program: Program) -> set[str]:
-    """Return the workspace buffers that are not shared.
+    """Return the workspace buffers that are not in the slot.
 
     The caller's are not among them: they are ordered by the caller's stream in every call.
     """
-    shared = given_back(program)
-    return {one.name for one in program.buffers if one.role == "workspace"} - shared
+    return {one.name for one in program.buffers if one.role == "workspace" and not in_slot(one)}

@@ -305,6 +305,7 @@ class _Unrolling:
             event,
             event,
             site,
+            touch.buffer,
         )
         self.world.accesses.append(made)
         return made

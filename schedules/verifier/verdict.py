@@ -142,6 +142,9 @@ class Verdict:
         Of the Program (of several, names and variants joined by ``+``, shape of the first).
     safe
         Whether there is no error.
+    covers
+        For how many executions, from the first one on, the proof holds; None for any number.  An
+        execution is one call of `verify`'s Program (of several, of the next in the order).
     calls, operations
         How many calls were looked at, and how many operations that makes over all ranks.
     alone
@@ -164,6 +167,7 @@ class Verdict:
     dtype: str
     transport: str
     safe: bool
+    covers: int | None
     calls: int
     operations: int
     alone: bool

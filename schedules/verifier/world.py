@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from stretto.schedules.language import (
+    Flag,
     FlagRef,
-    InvalidInput,
     OperationBase,
     Phase,
     Program,
@@ -105,6 +105,8 @@ class Access:
         Events; `finish` is NEVER where nothing says when it is over.
     site
         Whose it is.
+    buffer
+        Its name in that Program.
     meeting
         Of a collective: accesses of one meeting do not disturb each other.
     flies
@@ -121,6 +123,7 @@ class Access:
     start: int
     finish: int
     site: int
+    buffer: str
     meeting: int = NEVER
     flies: bool = False
 
@@ -153,20 +156,20 @@ class Flags:
 
     def __init__(self, programs: Sequence[Program]) -> None:
         self.world_size = programs[0].world_size
-        self.flag = {flag.name: flag for program in programs for flag in program.flags}
+        self.flag: dict[str, Flag] = {}
         for program in programs:
             for flag in program.flags:
-                if self.flag[flag.name] != flag:
-                    raise InvalidInput(
-                        f"Programs on one workspace declare flag {flag.name!r} differently."
-                    )
+                known = self.flag.setdefault(flag.name, flag)
+                self.flag[flag.name] = replace(known, count=max(known.count, flag.count))
         self._base: dict[str, int] = {}
         self.kind: list[str] = []
+        self.purpose: list[str] = []
         self.initial: list[int] = []
         for flag in self.flag.values():
             self._base[flag.name] = len(self.kind)
             words = flag.count * flag.slots * self.world_size
             self.kind += [flag.kind] * words
+            self.purpose += [flag.purpose] * words
             self.initial += [signed(flag.initial)] * words
 
     def number(self, ref: FlagRef, rank: int) -> tuple[int, int, int, int]:
@@ -190,7 +193,11 @@ class Flags:
 
 
 def signed(value: int) -> int:
-    """Return the 32-bit value as a number from -2^31, so that nearby epochs compare plainly."""
+    """Return the 32-bit value as a number from -2^31.
+
+    Words hold 32 bits and are compared cyclically; here they are plain numbers that never wrap.
+    Both say the same as long as no two that are compared are 2^31 apart.
+    """
     return (value + 0x80000000) % 0x100000000 - 0x80000000
 
 

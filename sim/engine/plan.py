@@ -352,7 +352,11 @@ class _Maker:
             self._valid[extent] = valid
         if isinstance(interval, Whole):
             return valid[on.of(rank, world_size)]
-        if isinstance(interval, Block) and interval.start == 0 and interval.stop is None:
+        if (
+            isinstance(interval, Block)
+            and (interval.start, interval.stop, interval.chunks) == (0, None, 1)
+            and extent.layout != "exchange"
+        ):
             return valid[interval.of.of(rank, world_size)]
         owner = on.of(rank, world_size)
         start, stop = extent.resolve(interval, rank=rank, owner=owner, world_size=world_size)

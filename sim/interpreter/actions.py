@@ -41,7 +41,7 @@ from stretto.schedules.language import (
 )
 from stretto.sim.interpreter.functions import Function, results
 from stretto.sim.interpreter.meetings import Meetings
-from stretto.sim.interpreter.memory import MASK, RELEASED, Memory, Part, Words
+from stretto.sim.interpreter.memory import MASK, Memory, Part, Words
 from stretto.sim.interpreter.rounding import Array
 from stretto.sim.interpreter.schedulers import Manner
 from stretto.sim.interpreter.tasks import Task
@@ -172,11 +172,9 @@ class Actions:
     def _poison(self, task: Task, flags: set[str]) -> None:
         """Fill what the rank gives back with NaN: nobody may read it before it is written again."""
         turn = task.turn
-        for buffer in self.programs[turn.program].buffers:
-            if buffer.reuse == "release" and buffer.name + RELEASED in flags:
-                slot = turn.call.number % buffer.slots
-                whole = self.memory.whole(turn.program, buffer, task.rank, slot)
-                whole.values.fill(np.nan)
+        program = self.programs[turn.program]
+        if program.release is not None and program.release.name in flags:
+            self.memory.poison(task.rank, turn.call.number % program.slots)
 
     # ---- data --------------------------------------------------------------------------------
 

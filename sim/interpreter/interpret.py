@@ -9,13 +9,13 @@ from typing import TypedDict, Unpack
 
 import numpy as np
 
-from stretto.schedules.language import InvalidInput, Program, SpanKey, Word
+from stretto.schedules.language import InvalidInput, Program, SpanKey, Word, require_shareable
 from stretto.sim.interpreter.actions import Actions
 from stretto.sim.interpreter.caller import Caller, Inputs, Outputs
 from stretto.sim.interpreter.engine import Engine
 from stretto.sim.interpreter.functions import FUNCTIONS, Function, refuse_unknown
 from stretto.sim.interpreter.meetings import Meetings
-from stretto.sim.interpreter.memory import RELEASED, Memory, Words
+from stretto.sim.interpreter.memory import Memory, Words
 from stretto.sim.interpreter.schedulers import InOrder, Scheduler
 from stretto.sim.interpreter.tasks import Task, Turn, check_collectives, enqueued, turns
 
@@ -39,7 +39,7 @@ class Options(TypedDict, total=False):
     hostile_caller
         The caller overwrites inputs and outputs with NaN as soon as it may.  On by default.
     poison_released
-        A slot holds NaN from the moment at which its rank signals ``<buffer>.released``.  On by
+        A rank's slot holds NaN from the moment at which the rank signals its release.  On by
         default; wrong for a Program whose writers rely on something else than that signal.
     pushed_collectives
         An all-gather writes to all ranks as soon as one begins it.  Off by default; legal where
@@ -133,8 +133,8 @@ def interpret_sequence(
 ) -> Result:
     """Execute Programs one after another on one workspace, with one use count.
 
-    A symmetric workspace buffer is as large as the largest Program wants it, and every Program
-    sees its own shape in it.  Inputs, outputs and local buffers are a Program's own.
+    A slot of the workspace is as large as the largest Program wants it, and every Program sees its
+    own buffers in it, byte for byte.  Inputs, outputs and local buffers are a Program's own.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ def interpret_sequence(
     distinct = list({id(program): program for program in programs}.values())
     number = {id(program): index for index, program in enumerate(distinct)}
     order = [number[id(program)] for program in programs]
-    _check_shareable(distinct)
+    require_shareable(distinct, alone=True)
     for program in distinct:
         check_collectives(program)
     functions = {**FUNCTIONS, **options.get("functions", {})}
@@ -207,28 +207,3 @@ def _tasks(
             held_by = behind.popleft()
         for rank in range(programs[0].world_size):
             yield from enqueued(programs[turn.program], turn, rank, held_by)
-
-
-def _check_shareable(programs: Sequence[Program]) -> None:
-    """Raise InvalidInput if the Programs cannot take turns on one workspace."""
-    if len({program.world_size for program in programs}) != 1:
-        raise InvalidInput("Programs on one workspace must have one world size.")
-    released = [_released(program) for program in programs]
-    for program, names in zip(programs, released, strict=True):
-        if names != released[0]:
-            raise InvalidInput(
-                f"Program {program.name} signals {', '.join(names) or 'no release'} in every "
-                f"call, {programs[0].name} signals {', '.join(released[0]) or 'no release'}; "
-                "on one workspace a call would wait for ever for the release of another's."
-            )
-
-
-def _released(program: Program) -> list[str]:
-    """Return the flags by which the Program releases slots."""
-    signalled = {
-        sync.word.flag
-        for phase in program.phases
-        for operation in phase.body(0).operations
-        for sync in operation.signals()
-    }
-    return sorted(name for name in signalled if name.endswith(RELEASED))

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from math import gcd
 from typing import NamedTuple
 
 import numpy as np
 
 from stretto.schedules.language import (
+    DTYPE_BYTES,
     Buffer,
     Flag,
     FlagRef,
-    InvalidInput,
     Program,
     View,
     Word,
     cyclic_reached,
+    in_slot,
+    is_own,
+    slot_bytes,
+    slot_places,
 )
 from stretto.sim.interpreter.rounding import Array, rounded
 
-__all__ = ["MASK", "RELEASED", "Memory", "Part", "Words"]
+__all__ = ["MASK", "Memory", "Part", "Words"]
 
 MASK = 0xFFFFFFFF
-
-RELEASED = ".released"
-"""How the name of the flag ends by which slots of a buffer are released."""
 
 
 class Part(NamedTuple):
@@ -41,8 +44,10 @@ class Part(NamedTuple):
 class Memory:
     """Every buffer of every rank.
 
-    A symmetric workspace is one piece of memory for all Programs, as large as the largest asks;
-    each sees its own shape in it.  All other buffers are a Program's own.
+    Slots of the workspace are one piece of memory for all Programs, as large as the largest asks;
+    each sees its own buffers in it, at the bytes where a real workspace has them.  (Elements of
+    different sizes disturb each other where they begin at the same byte.)  All other buffers are a
+    Program's own; symmetric ones of one name that two Programs have are the same memory.
 
     Parameters
     ----------
@@ -58,21 +63,35 @@ class Memory:
         self._keep_dtypes = keep_dtypes
         self._programs = programs
         self._arrays: dict[tuple[int, str], list[list[Array]]] = {}
-        shared = self._shared_storage(programs)
+        size = programs[0].world_size
+        elements = [
+            DTYPE_BYTES[buffer.dtype]
+            for program in programs
+            for buffer in program.buffers
+            if in_slot(buffer)
+        ]
+        self._unit = gcd(*elements) or 1
+        largest = max(slot_bytes(program) for program in programs) // self._unit
+        slots = max(program.slots for program in programs)
+        self._slots: list[list[Array]] = [
+            [np.full(largest, np.nan, self.number) for _ in range(slots)] for _ in range(size)
+        ]
+        own: dict[str, list[list[Array]]] = {}
         for index, program in enumerate(programs):
+            places = slot_places(program)
             for buffer in program.buffers:
-                storage = shared.get(buffer.name) if _is_shared(buffer) else None
-                if storage is None:
-                    storage = self._storage(
-                        [buffer], _elements(buffer, program.world_size), program.world_size
-                    )
-                shape = (
-                    buffer.rows.stored(program.world_size),
-                    buffer.columns.stored(program.world_size),
-                )
+                if buffer.name in places:
+                    storage = self._in_slot(buffer, places[buffer.name], size)
+                elif is_own(buffer):
+                    if buffer.name not in own:
+                        own[buffer.name] = self._storage(buffer, self._largest(buffer.name), size)
+                    storage = own[buffer.name]
+                else:
+                    storage = self._storage(buffer, _elements(buffer, size), size)
+                shape = buffer.rows.stored(size), buffer.columns.stored(size)
                 self._arrays[index, buffer.name] = [
-                    [flat[: shape[0] * shape[1]].reshape(shape) for flat in slots]
-                    for slots in storage
+                    [flat[: shape[0] * shape[1]].reshape(shape) for flat in flats]
+                    for flats in storage
                 ]
 
     def whole(self, program: int, buffer: Buffer, rank: int, slot: int = 0) -> Part:
@@ -96,36 +115,34 @@ class Memory:
         """Accumulate `values` onto what is there."""
         self.write(part, part.values + values)
 
-    def _shared_storage(self, programs: Sequence[Program]) -> dict[str, list[list[Array]]]:
-        wanted: dict[str, list[Buffer]] = {}
-        elements: dict[str, int] = {}
-        for program in programs:
-            for buffer in program.buffers:
-                if _is_shared(buffer):
-                    wanted.setdefault(buffer.name, []).append(buffer)
-                    needed = _elements(buffer, program.world_size)
-                    elements[buffer.name] = max(elements.get(buffer.name, 0), needed)
-        return {
-            name: self._storage(buffers, elements[name], programs[0].world_size)
-            for name, buffers in wanted.items()
-        }
+    def poison(self, rank: int, slot: int) -> None:
+        """Let a rank's slot of the workspace hold NaN, whichever Program used it."""
+        self._slots[rank][slot].fill(np.nan)
 
-    def _storage(self, buffers: list[Buffer], elements: int, world_size: int) -> list[list[Array]]:
-        first = buffers[0]
-        if any((other.slots, other.initial) != (first.slots, first.initial) for other in buffers):
-            raise InvalidInput(
-                f"Programs on one workspace give buffer {first.name!r} different numbers of slots "
-                "or different initial states."
-            )
-        content = 0.0 if first.initial == "zero" else np.nan
+    def _in_slot(self, buffer: Buffer, place: int, world_size: int) -> list[list[Array]]:
+        """Return a buffer's elements in every rank's slots: windows on them."""
+        step = DTYPE_BYTES[buffer.dtype] // self._unit
+        first = place // self._unit
+        window = slice(first, first + _elements(buffer, world_size) * step, step)
+        found: list[list[Array]] = []
+        for slots in self._slots:
+            found.append([slot[window] for slot in slots])
+        return found
+
+    def _largest(self, name: str) -> int:
+        """Return how many elements a slot of a symmetric buffer has in the largest Program."""
+        return max(
+            _elements(program.buffer[name], program.world_size)
+            for program in self._programs
+            if name in program.buffer
+        )
+
+    def _storage(self, buffer: Buffer, elements: int, world_size: int) -> list[list[Array]]:
+        content = 0.0 if buffer.initial == "zero" else np.nan
         return [
-            [np.full(elements, content, self.number) for _ in range(first.slots)]
+            [np.full(elements, content, self.number) for _ in range(buffer.slots)]
             for _ in range(world_size)
         ]
-
-
-def _is_shared(buffer: Buffer) -> bool:
-    return buffer.role == "workspace" and buffer.kind == "symmetric"
 
 
 def _elements(buffer: Buffer, world_size: int) -> int:
@@ -147,14 +164,13 @@ class Words:
     def __init__(self, programs: Sequence[Program], first_call: int) -> None:
         self._flags: dict[str, Flag] = {}
         self.values: dict[Word, int] = {}
+        largest: dict[str, Flag] = {}
         for program in programs:
             for flag in program.flags:
-                known = self._flags.get(flag.name)
-                if known is not None and known != flag:
-                    raise InvalidInput(
-                        f"Programs on one workspace declare flag {flag.name!r} differently."
-                    )
-            fresh = [flag for flag in program.flags if flag.name not in self._flags]
+                known = largest.setdefault(flag.name, flag)
+                largest[flag.name] = replace(known, count=max(known.count, flag.count))
+        for program in programs:
+            fresh = [largest[one.name] for one in program.flags if one.name not in self._flags]
             self._flags |= {flag.name: flag for flag in fresh}
             self.values |= {
                 Word(flag.name, home, slot, place): flag.initial

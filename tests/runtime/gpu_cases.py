@@ -14,9 +14,9 @@ import library_ranks as ranks
 
 from stretto.runtime import TensorParallel
 from stretto.runtime.launcher import Rank
-from stretto.schedules.language import Flag, StrettoError, Word
+from stretto.schedules.language import Flag, StrettoError, Word, WorkspaceLayout
 from stretto.transports.cuda.stream import CudaStream
-from stretto.transports.interface import Memory, WorkspaceLayout
+from stretto.transports.interface import Memory
 
 VARIANTS = ("ring", "direct", "eager", "unfused")
 MILLISECOND = 1_800_000

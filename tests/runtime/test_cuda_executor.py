@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from stretto.schedules import schedule_class
-from stretto.schedules.language import RunFailed
+from stretto.schedules.language import RunFailed, WorkspaceLayout
 from stretto.transports import load_transport
-from stretto.transports.interface import WorkspaceLayout
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="the executor needs torch"

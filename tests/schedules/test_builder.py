@@ -31,6 +31,7 @@ from stretto.schedules.language import (
     Schedule,
     Unsupported,
     View,
+    slot_places,
 )
 
 ALL = Capabilities("test", ALL_VERBS, ALL_COLLECTIVES, signal_orders_puts=True)
@@ -159,8 +160,8 @@ def test_a_credit_comes_before_a_streams_first_write_into_a_rank(variant: str) -
             credited.add(operation.destination.on)
             assert before.tags.note == "credit"
             assert before.stream == operation.stream
-            own = () if len(credited) > 1 else (FlagRef("gathered.released", SELF),)
-            assert before.words == (FlagRef("gathered.released", operation.destination.on), *own)
+            own = () if len(credited) > 1 else (FlagRef("slot.released", SELF),)
+            assert before.words == (FlagRef("slot.released", operation.destination.on), *own)
             assert before.value == Epoch(1, -1)
     credits_ = [operation for operation in operations if operation.tags.note == "credit"]
     assert len(credits_) == len(credited) == (1 if variant == "ring" else 3)
@@ -220,13 +221,13 @@ def test_a_stream_releases_only_after_the_last_release_has_reached_all_ranks() -
     program = traced(enqueue)
     credit, _, release = program.phases[0].bodies[0].operations
     assert (credit.id, credit.stream) == ("credit0", release.stream)
-    assert FlagRef("gathered.released", SELF) in credit.words
+    assert FlagRef("slot.released", SELF) in credit.words
     slots = program.buffer["gathered"].slots
     for call in range(slots, slots + 4):
         assert credit.value.at(call) == release.value.at(call - slots)
 
 
-def test_several_workspaces_are_released_one_by_one() -> None:
+def test_several_workspaces_are_released_together() -> None:
     def enqueue(rank: RankBuilder) -> None:
         one, two = gathered(rank), gathered(rank, "second")
         send, other = rank.streams("send", "other")
@@ -241,8 +242,16 @@ def test_several_workspaces_are_released_one_by_one() -> None:
         for operation in body.operations
         if operation.kind == "signal"
     }
-    assert releases == {"gathered.released": ("send", ()), "second.released": ("other", ())}
-    assert program.flag["second.released"].count == 3
+    assert releases == {"slot.released": ("other", ())}
+    assert [o.id for o in body.operations] == [
+        "credit0",
+        "put0",
+        "credit1",
+        "put1",
+        "wait0",
+        "release0",
+    ]
+    assert slot_places(program) == {"gathered": 0, "second": 512}
 
 
 def test_every_rank_releases_even_one_that_only_waits_or_does_nothing() -> None:
@@ -265,7 +274,7 @@ def test_every_rank_releases_even_one_that_only_waits_or_does_nothing() -> None:
     ids = [operation.id for operation in phase.body(1).operations]
     assert ids == ["wait0", "gemm0", "turn0", "release0"]  # a wait alone is no turn
     turn = phase.body(1)["turn0"]
-    assert (turn.stream, turn.words) == ("receive", (FlagRef("gathered.released", SELF),))
+    assert (turn.stream, turn.words) == ("receive", (FlagRef("slot.released", SELF),))
     assert turn.value == Epoch(1, -1)
 
 
@@ -279,9 +288,10 @@ def test_a_stream_of_its_own_needs_a_credit_of_its_own() -> None:
     def enqueue(rank: RankBuilder) -> None:
         x, rows = rank.input("x"), gathered(rank)
         left, right = rank.streams("left", "right")
-        rank.put(x[rank].part(0, 1), to=rank + 1, into=rows[rank + 0].part(0, 1), on=left)
-        rank.put(x[rank].part(1), to=rank + 1, into=rows[rank + 0].part(1), on=right)
-        rank.put(x[rank].part(1), to=rank - 2, into=rows[rank + 0].part(1), on=right)
+        chunks = [(x[rank].chunk(i, of=2), rows[rank + 0].chunk(i, of=2)) for i in range(2)]
+        rank.put(chunks[0][0], to=rank + 1, into=chunks[0][1], on=left)
+        rank.put(chunks[1][0], to=rank + 1, into=chunks[1][1], on=right)
+        rank.put(chunks[1][0], to=rank - 2, into=chunks[1][1], on=right)
 
     program = traced(enqueue)
     body = program.phases[0].bodies[0]
@@ -290,9 +300,9 @@ def test_a_stream_of_its_own_needs_a_credit_of_its_own() -> None:
         ("credit1", "right"),  # and none for rank - 2, which is rank + 1
     ]
     assert [put.signal.flag for put in body.operations if isinstance(put, Put)] == [
-        "gathered.arrived[0:1]",
-        "gathered.arrived[1:]",
-        "gathered.arrived[1:]",
+        "gathered.arrived",
+        "gathered.arrived.1",
+        "gathered.arrived.1",
     ]
 
 
@@ -303,7 +313,7 @@ def test_writing_ones_own_slot_needs_ones_own_release() -> None:
 
     operations = traced(enqueue).phases[0].bodies[0].operations
     assert [operation.id for operation in operations] == ["credit0", "copy0", "release0"]
-    assert operations[0].words == (FlagRef("gathered.released", SELF),)
+    assert operations[0].words == (FlagRef("slot.released", SELF),)
 
 
 # ---- events, tags, regions -----------------------------------------------------------------------

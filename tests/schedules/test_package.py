@@ -31,7 +31,8 @@ InvalidInput KernelAccess KindError Opaque Operation OperationBase Peer PeerLost
 Program ProgramError Put RankBuilder RankShare Rectangle Reduce Region RowOp RunFailed Schedule
 Signal Span SpanKey Stream StrettoError Sync Tags TileGroup TileOrder Tiling Timeline Unavailable
 UnknownName Unsafe Unsupported Verb View Wait WaitTimeout Whole Word ceil_div compare_timelines
-cyclic_reached exposed_intervals from_json load_json_file merged to_json
+RELEASED SLOT WorkspaceLayout cyclic_reached digest_of exposed_intervals from_json in_slot is_own
+is_symmetric load_json_file merged own_names require_shareable slot_bytes slot_places to_json
 """
 
 WITHOUT_TORCH = """

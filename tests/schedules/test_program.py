@@ -141,7 +141,7 @@ def test_errors_of_json_name_the_source_and_the_place(everything: Program, tmp_p
     with pytest.raises(InvalidInput, match=place):
         from_json(Program, json.dumps(document))
     document = json.loads(to_json(everything)) | {"schema_version": SCHEMA_VERSION + 1}
-    with pytest.raises(ProgramError, match="schema version 2, this Stretto reads version 1"):
+    with pytest.raises(ProgramError, match="schema version 3, this Stretto reads version 2"):
         from_json(Program, json.dumps(document))
     file = tmp_path / "program.json"
     file.write_text(to_json(everything))

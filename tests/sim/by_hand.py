@@ -23,7 +23,7 @@ def caller(name: str, rows: int, columns: int = 2, *, role: str = "input", **fie
 
 
 def symmetric(name: str, rows: int, columns: int = 2, **fields) -> Buffer:
-    fields.setdefault("reuse", "release")
+    fields.setdefault("reuse", "never")
     return Buffer(
         name, "workspace", "fp32", Extent(rows), Extent(columns), kind="symmetric", **fields
     )

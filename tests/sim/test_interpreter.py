@@ -18,10 +18,12 @@ from stretto.schedules.language import (
     Body,
     Capabilities,
     Deadlock,
+    Flag,
     FlagRef,
     InvalidInput,
     Peer,
     Program,
+    ProgramError,
     RankBuilder,
     Schedule,
     SpanKey,
@@ -360,14 +362,13 @@ def test_every_slot_is_released_for_itself() -> None:
     relay, shift = build(Relay, 4, 8), build(ShiftOnOneStream, 4, 8)
     assert Case([relay, shift, shift]).wrong(late, poison_released=False) == []
     # With one word for both slots, the release of call 1 would pass for that of call 0.
-    relay, shift = released_by_one_word(relay), released_by_one_word(shift)
-    assert Case([relay, shift, shift]).wrong(late, poison_released=False) == [(0, 2)]
+    with pytest.raises(ProgramError, match="has 2 slots, the workspace has 1"):
+        released_by_one_word(relay)
 
 
 def released_by_one_word(program: Program) -> Program:
     flags = [
-        replace(flag, slots=1) if flag.name == "gathered.released" else flag
-        for flag in program.flags
+        replace(flag, slots=1) if flag.name == "slot.released" else flag for flag in program.flags
     ]
     return replace(program, flags=tuple(flags))
 
@@ -392,7 +393,7 @@ def test_a_release_that_has_reached_some_ranks_is_not_overtaken() -> None:
 
 def without_own_credit(program: Program) -> Program:
     (phase,) = program.phases
-    own = FlagRef("gathered.released", Peer(0))
+    own = FlagRef("slot.released", Peer(0))
     operations = tuple(
         replace(operation, words=tuple(word for word in operation.words if word != own))
         if operation.tags.note == "credit"
@@ -404,15 +405,20 @@ def without_own_credit(program: Program) -> Program:
 
 def test_programs_that_cannot_share_a_workspace_are_refused() -> None:
     two, three = build(Shift, 2, 4), build(Shift, 3, 6)
-    with pytest.raises(InvalidInput, match="one world size"):
+    with pytest.raises(InvalidInput, match="one is for 2 ranks, the other for 3"):
         interpret_sequence([two, three], {})
-    with pytest.raises(InvalidInput, match="'gathered' different numbers of slots"):
+    with pytest.raises(InvalidInput, match="one has 2 slots, the other 3"):
         interpret_sequence([two, build(Shift, 2, 4, slots=3)], {})
-    with pytest.raises(InvalidInput, match=r"shift signals no release .* signals gathered\.rel"):
-        interpret_sequence([two, two.without("release0", "turn0", "credit0")], {})
-    flags = tuple(replace(flag, count=flag.count + 1) for flag in two.flags)
-    with pytest.raises(InvalidInput, match=r"declare flag 'gathered\.\w+' differently"):
-        interpret_sequence([two, replace(two, flags=flags)], {})
+    unfused = SCHEDULES["ag-gemm"]["unfused"]
+    library = Capabilities("library", ("collective",), ("all_gather",))
+    silent = unfused(world_size=2, m=4, n=2, k=3, dtype="fp32", capabilities=library).build()
+    with pytest.raises(InvalidInput, match=r"shift .* gives its slot back .* and ag-gemm unfused"):
+        interpret_sequence([two, silent], {})
+    other = Flag("gathered.arrived", count=2)
+    flags = tuple(other if flag.name == other.name else flag for flag in two.flags)
+    own = replace(two.without(*(one.id for one in two.phases[0].bodies[0].operations)), flags=flags)
+    with pytest.raises(InvalidInput, match=r"declare flag 'gathered\.arrived' differently"):
+        interpret_sequence([two, own], {})
     with pytest.raises(InvalidInput, match="at least one"):
         interpret_sequence([], {})
 
@@ -431,7 +437,7 @@ def test_a_missing_release_is_a_deadlock_with_names_and_epochs(variant: str) -> 
     for rank in (0, 1):
         assert (
             f"rank {rank}, stream send, operation credit0 of call 2 waits for epoch "
-            f"gathered.released[{1 - rank}] of rank {rank} (slot 0): expected 1, seen 0" in text
+            f"slot.released[{1 - rank}] of rank {rank} (slot 0): expected 1, seen 0" in text
         )
         assert (
             f"rank {rank}, stream compute, operation wait0 of call 2 waits for epoch "
@@ -553,7 +559,7 @@ def test_words_start_where_earlier_calls_left_them_and_wrap() -> None:
     wrapped = Case([program] * 4)
     assert wrapped.wrong(Random(0), first_call=2**32 - 2) == []
     words = wrapped.run(Random(0), first_call=2**32 - 2).words
-    assert {value for word, value in words.items() if word.flag == "gathered.released"} == {1, 2}
+    assert {value for word, value in words.items() if word.flag == "slot.released"} == {1, 2}
 
 
 def test_delayed_delays_what_is_named_and_nothing_else() -> None:

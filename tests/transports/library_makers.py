@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from stretto.schedules.language import Flag, InvalidInput, PeerLost, StrettoError
+from stretto.schedules.language import Flag, InvalidInput, PeerLost, StrettoError, WorkspaceLayout
 from stretto.transports.conformance import Member
-from stretto.transports.interface import Label, Memory, Store, WorkspaceLayout
+from stretto.transports.interface import Label, Memory, Store
 from stretto.transports.posix import copying
 from stretto.transports.rccl import RcclTransport
 

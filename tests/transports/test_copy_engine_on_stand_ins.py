@@ -15,8 +15,16 @@ from typing import Any
 
 import pytest
 
-from stretto.schedules.language import Epoch, Flag, InvalidInput, RunFailed, WaitTimeout, Word
-from stretto.transports.interface import Label, Memory, WorkspaceLayout
+from stretto.schedules.language import (
+    Epoch,
+    Flag,
+    InvalidInput,
+    RunFailed,
+    WaitTimeout,
+    Word,
+    WorkspaceLayout,
+)
+from stretto.transports.interface import Label, Memory
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="the transport needs torch"

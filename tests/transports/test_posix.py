@@ -9,8 +9,8 @@ import time
 import numpy as np
 import pytest
 
-from stretto.schedules.language import InvalidInput, RunFailed, Unsupported
-from stretto.transports.interface import Memory, WorkspaceLayout
+from stretto.schedules.language import InvalidInput, RunFailed, Unsupported, WorkspaceLayout
+from stretto.transports.interface import Memory
 from stretto.transports.posix.copying import copier, from_bf16, summer, to_bf16, view
 from stretto.transports.posix.futex import SharedWord, fence, probe
 from stretto.transports.posix.gate import Gate

@@ -21,10 +21,11 @@ from stretto.schedules.language import (
     StrettoError,
     WaitTimeout,
     Word,
+    WorkspaceLayout,
 )
 from stretto.transports import shared_memory as module
 from stretto.transports.conformance import Member
-from stretto.transports.interface import Launch, Memory, Store, WorkspaceLayout
+from stretto.transports.interface import Launch, Memory, Store
 from stretto.transports.posix import collectives, control, copying
 from stretto.transports.posix import memory as supplies
 from stretto.transports.shared_memory import SharedMemoryTransport

@@ -21,6 +21,7 @@ from hand_made import (
 )
 
 from stretto.schedules.language import (
+    RELEASED,
     Body,
     Buffer,
     Copy,
@@ -169,9 +170,9 @@ def test_an_epoch_set_back_with_others_in_between() -> None:
 def handing(slots: int) -> Program:
     """One rank's streams hand each other a buffer; releases of another one keep it from reuse."""
     shared = replace(BUFFERS[3], slots=2, reuse="release")
-    own = replace(shared, name="a", slots=slots)
-    flags = (Flag("g.released", slots=2), Flag("told"))
-    back = (FlagRef("g.released"),)
+    own = replace(shared, name="a", slots=slots, reuse="never")
+    flags = (Flag(RELEASED, slots=2, purpose="release"), Flag("told"))
+    back = (FlagRef(RELEASED),)
     return made(
         Wait(id="credit", stream="side", words=back, value=Epoch(1, -1)),
         Fill(id="fill", stream="side", destination=View("a")),

@@ -39,7 +39,7 @@ def test_all_harm_is_reported_and_all_reports_are_harm(variant: str, tp: int) ->
     assert listed(found, "missed") == []
     assert listed(found, "not shown") == []
     outcomes = Counter(one.outcome for one in found)
-    assert outcomes["shown"] > 0.8 * len(found)
+    assert outcomes["shown"] > 0.8 * (len(found) - outcomes["refused"])
     harms = Counter(one.harm for one in found if one.outcome == "shown")
     assert harms["wrong numbers"] >= 5
     assert harms["no progress"] >= 5
@@ -81,8 +81,13 @@ def test_what_contradicts_itself_is_refused() -> None:
     """With one row a rank, nothing can be cut off on the short shard's rank alone."""
     found = list(mutants(build("ring", 3, 7)))
     refused = [one for one in found if one.program is None]
-    assert {one.family for one in refused} == {"rows"}
-    assert all(one.refusal and "rank" in one.refusal for one in refused)
+    assert {one.family for one in refused} == {"rows", "slots"}
+    assert all(one.refusal and "rank" in one.refusal for one in refused if one.family == "rows")
+    assert all(
+        one.refusal and "slots, the workspace has" in one.refusal
+        for one in refused
+        if one.family == "slots"
+    )
 
 
 def test_mutants_of_the_published_ring() -> None:

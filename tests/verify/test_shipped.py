@@ -14,6 +14,7 @@ from stretto.runtime.bench.harm_partners import Broadcast, Neighbour, Relay, Sta
 from stretto.schedules.language import (
     ALL_COLLECTIVES,
     Capabilities,
+    Flag,
     InvalidInput,
     Program,
     from_json,
@@ -100,14 +101,17 @@ def test_what_keeps_the_contract_may_take_turns_in_any_order(tp: int) -> None:
 
 
 def test_programs_that_cannot_share_a_workspace_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="one world size"):
+    with pytest.raises(InvalidInput, match="one is for 2 ranks, the other for 3"):
         verify([build("ring", 2), build("ring", 3)])
-    with pytest.raises(InvalidInput, match="'gathered' different numbers of slots"):
+    with pytest.raises(InvalidInput, match="one has 2 slots, the other 3"):
         verify([build("ring", 2), build("unfused", 2, slots=3)])
     ring = build("ring", 2)
-    wider = tuple(replace(flag, count=flag.count + 1) for flag in ring.flags)
-    with pytest.raises(InvalidInput, match=r"declare flag 'gathered\.\w+' differently"):
-        verify([ring, replace(ring, flags=wider)])
+    own = tuple(Flag("mine", slots=slots) for slots in (1, 2))
+    one, other = (replace(ring, flags=(*ring.flags, flag)) for flag in own)
+    with pytest.raises(InvalidInput, match="flag 'mine' of their own; give one of them another"):
+        verify([one, other])
+    with pytest.raises(InvalidInput, match="declare flag 'mine' differently"):
+        verify([one, other], alone=True)
     with pytest.raises(InvalidInput, match="at least one"):
         verify([])
     with pytest.raises(InvalidInput, match="at least 1"):

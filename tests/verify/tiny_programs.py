@@ -38,7 +38,7 @@ STREAMS = ("compute", "side", "other")
 
 def buffers(world_size: int, slots: int, initial: str, kept: bool) -> tuple[Buffer, ...]:
     one = Extent(1)
-    reuse = "release" if slots > 1 else "caller_stream"
+    reuse = "never" if slots > 1 else "caller_stream"
     fate = {"initial": "zero", "reuse": "never"} if kept else {}
     return (
         Buffer("x", "input", "fp32", Extent(world_size, "shard"), one, initial="caller"),

@@ -14,18 +14,11 @@ from stretto.schedules.language import (
     DType,
     Flag,
     Verb,
+    WorkspaceLayout,
 )
 from stretto.transports.conformance.crew import Member
 from stretto.transports.conformance.device import Device, HostDevice, Stream
-from stretto.transports.interface import (
-    Label,
-    Launch,
-    Memory,
-    Store,
-    Transport,
-    Workspace,
-    WorkspaceLayout,
-)
+from stretto.transports.interface import Label, Launch, Memory, Store, Transport, Workspace
 
 __all__ = [
     "Case",

@@ -19,10 +19,10 @@ import ctypes
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from stretto.schedules.language import Epoch, InvalidInput, RunFailed, Word
+from stretto.schedules.language import Epoch, InvalidInput, RunFailed, Word, WorkspaceLayout
 from stretto.transports.cuda.driver import bindings, called
 from stretto.transports.cuda.kernels import Kernel, KernelLibrary
-from stretto.transports.interface import DeviceHandle, Workspace, WorkspaceLayout
+from stretto.transports.interface import DeviceHandle, Workspace
 
 __all__ = ["CreditTable", "CudaWorkspace"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-from stretto.schedules.language import InvalidInput, RunFailed, Unsupported, Word
-from stretto.transports.interface import DeviceHandle, Workspace, WorkspaceLayout
+from stretto.schedules.language import InvalidInput, RunFailed, Unsupported, Word, WorkspaceLayout
+from stretto.transports.interface import DeviceHandle, Workspace
 from stretto.transports.posix.gate import Gate
 
 __all__ = ["ALIGNMENT", "LocalWorkspace"]

@@ -27,9 +27,10 @@ from stretto.schedules.language import (
     StrettoError,
     Unsupported,
     Word,
+    WorkspaceLayout,
     ceil_div,
 )
-from stretto.transports.interface import DeviceHandle, Memory, Workspace, WorkspaceLayout
+from stretto.transports.interface import DeviceHandle, Memory, Workspace
 from stretto.transports.posix import segment
 from stretto.transports.posix.control import FIRST_STEP, Control
 from stretto.transports.posix.futex import MASK, SharedWord
