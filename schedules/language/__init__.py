@@ -91,6 +91,7 @@ from stretto.schedules.language.program import (
     Phase,
     Program,
 )
+from stretto.schedules.language.row_operations import ROW_OPERATIONS, RowOperation, options_of
 from stretto.schedules.language.serialise import from_json, load_json_file, to_json
 from stretto.schedules.language.timeline import (
     TIMELINE_VERSION,
@@ -109,6 +110,7 @@ __all__ = [
     "COMMUNICATION_KINDS",
     "COMPUTE_KINDS",
     "DTYPE_BYTES",
+    "ROW_OPERATIONS",
     "SCHEMA_VERSION",
     "SELF",
     "TIMELINE_VERSION",
@@ -162,6 +164,7 @@ __all__ = [
     "Reduce",
     "Region",
     "RowOp",
+    "RowOperation",
     "RunFailed",
     "Schedule",
     "Signal",
@@ -192,5 +195,6 @@ __all__ = [
     "from_json",
     "load_json_file",
     "merged",
+    "options_of",
     "to_json",
 ]
