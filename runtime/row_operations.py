@@ -106,7 +106,9 @@ def _silu_mul(outputs: Sequence[Any], gate: Any, up: Any) -> None:
 
 def _quantise_fp8(outputs: Sequence[Any], x: Any) -> None:
     (x,) = _widened(outputs, x)
-    scale = x.abs().amax(dim=1, keepdim=True).div_(FP8_LARGEST).clamp_(min=SMALLEST_SCALE)
+    largest = x.abs().amax(dim=1, keepdim=True)
+    # By a tensor: a GPU divides by a number with its reciprocal, which rounds differently.
+    scale = largest.div_(largest.new_full(largest.shape, FP8_LARGEST)).clamp_(min=SMALLEST_SCALE)
     outputs[0].copy_(x / scale)
     outputs[1].copy_(scale)
 

@@ -284,7 +284,10 @@ class Fill(OperationBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduce(OperationBase):
-    """``out = sum(inputs)``, element by element, added in the given order in fp32."""
+    """``out = sum(inputs)``, element by element, added in the given order in fp32, rounded once.
+
+    In fp64 if the operands are fp64.
+    """
 
     inputs: tuple[View, ...]
     out: View

@@ -333,7 +333,8 @@ def _count_error(name: str, what: str, operands: Sequence[Operand], count: int) 
         number = f"at least {least}"
     else:
         number = str(least) if least == most else f"{least} to {most}"
-    return f"{name!r} {takes} {number} {what}{'' if number in ('1', 'at least 1') else 's'}, not {count}"
+    plural = "" if number in ("1", "at least 1") else "s"
+    return f"{name!r} {takes} {number} {what}{plural}, not {count}"
 
 
 def _columns(operand: Operand, n: int, options: Mapping[str, float]) -> int:

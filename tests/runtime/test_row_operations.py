@@ -328,3 +328,34 @@ def test_a_sum_into_one_of_its_terms(dtype: str, place: int) -> None:
     row_operations.sum_into(terms, apart)
     row_operations.sum_into(terms, terms[place])
     assert torch.equal(terms[place], apart)
+
+
+# ---- on a GPU ------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", sorted(SAME_TO_THE_BIT))
+def test_a_gpu_gives_the_same_bits(name: str) -> None:
+    entry = ROW_OPERATIONS[name]
+    shapes = {"n": 129, "1": 1, "k": 1}
+    inputs = (*entry.inputs, *(3 * entry.inputs[-1:] if entry.inputs[-1].repeats else ()))
+    for dtype, count in product(["bf16", "fp32"], range(len(entry.inputs), len(inputs) + 1)):
+        given = []
+        for seed, operand in enumerate(inputs[:count]):
+            held = dtype_of(operand, dtype, {})
+            values = numbers(70, shapes[operand.columns], held, seed)
+            given.append(torch.from_numpy(values).to(torch_dtype(held)))
+        found = {}
+        for device in ("cpu", "cuda"):
+            outputs = [
+                torch.empty(
+                    (70, shapes[one.columns]),
+                    dtype=torch_dtype(dtype_of(one, dtype, {"x": dtype})),
+                    device=device,
+                )
+                for one in entry.outputs
+            ]
+            TORCH_FORMS[name](outputs, *(one.to(device) for one in given), **entry.completed({}))
+            found[device] = [bits(one.cpu()) for one in outputs]
+        for ours, theirs in zip(found["cpu"], found["cuda"], strict=True):
+            assert torch.equal(ours, theirs)
