@@ -13,6 +13,7 @@ from typing import Any
 
 from stretto.runtime.executable import Executable, LoweredOperation, TensorBinder
 from stretto.runtime.gemm import GemmProvider
+from stretto.runtime.row_operations import TORCH_FORMS, sum_into
 from stretto.runtime.tensors import memory_of, tensor_at, torch_dtype
 from stretto.schedules.language import (
     DTYPE_BYTES,
@@ -34,6 +35,7 @@ from stretto.schedules.language import (
     Unsupported,
     View,
     Wait,
+    options_of,
     slot_places,
 )
 from stretto.transports.interface import Label, Launch, Memory, Transport, Workspace
@@ -250,18 +252,26 @@ class _Lowering:
             target, number = self._tensor(operation.destination, slot), operation.number
             return lambda: _without_call(partial(target().fill_, number))
         if isinstance(operation, Reduce):
-            return self._sum(operation.inputs, operation.out, slot)
-        if isinstance(operation, RowOp) and operation.function == "add":
-            return self._sum(operation.inputs, operation.outputs[0], slot)
+            terms = self._tensors(operation.inputs, slot)
+            target = self._tensor(operation.out, slot)
+            return lambda: _without_call(partial(sum_into, terms(), target()))
+        if isinstance(operation, RowOp) and operation.function in TORCH_FORMS:
+            return self._row_operation(operation, slot)
         raise Unsupported(
             f"operation {operation.id}: {operation.kind} "
             f"{getattr(operation, 'function', '')!r} cannot be executed for real yet; "
             "it can be simulated."
         )
 
-    def _sum(self, inputs: Sequence[View], out: View, slot: int) -> Callable[[], Launch]:
-        terms, target = [self._tensor(view, slot) for view in inputs], self._tensor(out, slot)
-        return lambda: _without_call(partial(_reduce, [term() for term in terms], target()))
+    def _tensors(self, views: Sequence[View], slot: int) -> Callable[[], list[Any]]:
+        tensors = [self._tensor(view, slot) for view in views]
+        return lambda: [tensor() for tensor in tensors]
+
+    def _row_operation(self, operation: RowOp, slot: int) -> Callable[[], Launch]:
+        operands = self._tensors(operation.reads(), slot)
+        outputs = self._tensors(operation.outputs, slot)
+        form = partial(TORCH_FORMS[operation.function], **options_of(operation))
+        return lambda: _without_call(partial(form, outputs(), *operands()))
 
     def _gemm(self, operation: Gemm, slot: int) -> Callable[[], Launch]:
         a, b = self._tensor(operation.a, slot), self._tensor(operation.b, slot)
@@ -373,13 +383,3 @@ def _without_call(function: Callable[[], Any]) -> Launch:
         return ()
 
     return launch
-
-
-def _reduce(inputs: Sequence[Any], out: Any) -> None:
-    import torch
-
-    wide = torch.float64 if out.dtype == torch.float64 else torch.float32
-    total = inputs[0].to(wide)
-    for one in inputs[1:]:
-        total = total + one.to(wide)
-    out.copy_(total)

@@ -91,6 +91,7 @@ from stretto.schedules.language.program import (
     Phase,
     Program,
 )
+from stretto.schedules.language.row_operations import ROW_OPERATIONS, RowOperation, options_of
 from stretto.schedules.language.serialise import digest_of, from_json, load_json_file, to_json
 from stretto.schedules.language.timeline import (
     TIMELINE_VERSION,
@@ -122,6 +123,7 @@ __all__ = [
     "COMPUTE_KINDS",
     "DTYPE_BYTES",
     "RELEASED",
+    "ROW_OPERATIONS",
     "SCHEMA_VERSION",
     "SELF",
     "SLOT",
@@ -176,6 +178,7 @@ __all__ = [
     "Reduce",
     "Region",
     "RowOp",
+    "RowOperation",
     "RunFailed",
     "Schedule",
     "Signal",
@@ -211,6 +214,7 @@ __all__ = [
     "is_symmetric",
     "load_json_file",
     "merged",
+    "options_of",
     "own_names",
     "require_shareable",
     "slot_bytes",

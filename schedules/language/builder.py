@@ -31,7 +31,7 @@ alone, which synchronise by themselves: there, credits and releases are left out
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -437,8 +437,10 @@ class RankBuilder(ThisRank):
         on: Stream,
         flops_per_row: float = 0.0,
         bytes_per_row: float = 0.0,
+        tables: tuple[Region, ...] = (),
+        options: Mapping[str, float] | None = None,
     ) -> Event:
-        """Enqueue work per token."""
+        """Enqueue work per token; see `RowOp`, and `language.row_operations` for known names."""
         return self._add(
             RowOp,
             function,
@@ -448,6 +450,8 @@ class RankBuilder(ThisRank):
             outputs=tuple(region.view() for region in outputs),
             flops_per_row=flops_per_row,
             bytes_per_row=bytes_per_row,
+            tables=tuple(region.view() for region in tables),
+            options=tuple(sorted((options or {}).items())),
         )
 
     def copy(self, source: Region, destination: Region, *, on: Stream) -> Event:

@@ -232,12 +232,17 @@ class RowOp(OperationBase):
     Attributes
     ----------
     function
-        Name of what is done (``rms_norm``, ``add``, ``router``, ``top_k``, ``quantise``, ...);
-        executors map it to an implementation or refuse it by name.
+        Name of what is done.  `stretto.schedules.language.row_operations` has a table of known
+        names; any other is simulated by the cost stated here, interpreted by a function that the
+        caller gives, and refused by name where a Program is run for real.
     inputs, outputs
         Rectangles with equal row counts.
     flops_per_row, bytes_per_row
-        For the cost model.
+        For the cost model; 0 stands for what the table says.
+    tables
+        Rectangles that are read whole, whatever the row: a norm's weight [1, n].
+    options
+        Names and numbers, sorted by name: ``(("eps", 1e-6),)``.
     """
 
     function: str
@@ -245,10 +250,12 @@ class RowOp(OperationBase):
     outputs: tuple[View, ...]
     flops_per_row: float = 0.0
     bytes_per_row: float = 0.0
+    tables: tuple[View, ...] = ()
+    options: tuple[tuple[str, float], ...] = ()
     op: Literal["row_op"] = "row_op"
 
     def reads(self) -> tuple[View, ...]:
-        return self.inputs
+        return (*self.inputs, *self.tables)
 
     def writes(self) -> tuple[View, ...]:
         return self.outputs
@@ -283,7 +290,10 @@ class Fill(OperationBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduce(OperationBase):
-    """``out = sum(inputs)``, element by element, added in the given order in fp32."""
+    """``out = sum(inputs)``, element by element, added in the given order in fp32, rounded once.
+
+    In fp64 if the operands are fp64.
+    """
 
     inputs: tuple[View, ...]
     out: View

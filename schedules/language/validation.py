@@ -24,6 +24,7 @@ from stretto.schedules.language.operations import (
     Signal,
     Wait,
 )
+from stretto.schedules.language.row_operations import Matrix, row_operation_error
 from stretto.schedules.language.workspace import RELEASED, in_slot
 
 if TYPE_CHECKING:
@@ -289,8 +290,25 @@ class _BodyChecker:
                 operation,
                 [(rows(view), rows(views[0]), "its views differ in rows") for view in views[1:]],
             )
+            self._check_row_operation(operation)
         elif isinstance(operation, Collective):
             self._check_collective(operation)
+
+    def _check_row_operation(self, operation: RowOp) -> None:
+        kinds = (operation.inputs, operation.tables, operation.outputs)
+        sizes = [[(self._rows(one), self._columns(one)) for one in views] for views in kinds]
+        dtypes = [[self.program.buffer[one.buffer].dtype for one in views] for views in kinds]
+        for index, rank in enumerate(self.ranks):
+            operands = [
+                [
+                    Matrix(rows[index], columns[index], dtype)
+                    for (rows, columns), dtype in zip(*of_kind, strict=True)
+                ]
+                for of_kind in zip(sizes, dtypes, strict=True)
+            ]
+            error = row_operation_error(operation, *operands)
+            if error is not None:
+                raise self._fail(operation, error, rank=rank)
 
     def _check_collective(self, operation: Collective) -> None:
         source = self.program.buffer[operation.source.buffer]

@@ -7,6 +7,10 @@ A copy moves patches, a GEMM makes a new symbol out of those of its operands::
     x of execution 0        ("input", "x", 0)                 elements by global row
     a[m, k] @ b[n, k].T     a sum of ("dot", a, b, k0, k)     rows those of a, columns rows of b
     a + b                   a sum of both, terms in one order; dots over adjoining k are joined
+    f(a, b)                 ("function", f, ...) of the rows of a and b, tables and options
+
+A sum is one symbol whoever makes it: a reduce, a collective, the row operations that add, a GEMM
+that accumulates, a kernel that adds what it emits.
 
 Two outputs are equal if their symbols are.  What a Program says it computes (`Program.computes`)
 is worked out in the same symbols, and every output held against it.  Bytes that nobody wrote are
@@ -30,6 +34,7 @@ from stretto.schedules.language import (
     Put,
     Reduce,
     RowOp,
+    options_of,
 )
 from stretto.schedules.verifier.calls import Alike
 from stretto.schedules.verifier.formulas import FORMULAS
@@ -48,7 +53,7 @@ from stretto.schedules.verifier.patches import (
 )
 from stretto.schedules.verifier.report import Reporter
 from stretto.schedules.verifier.symbols import ONCE, Symbols, Value
-from stretto.schedules.verifier.world import BEGIN, Access, Turn
+from stretto.schedules.verifier.world import BEGIN, Access, Site, Turn
 
 __all__ = ["find_wrong_numbers"]
 
@@ -143,7 +148,7 @@ class _Meaning:
             (write,) = writes
             (block,) = blocks
             if write.mode == "add":
-                block = added([self._read(write), block], self.symbols)
+                block = added([self._held(write), block], self.symbols)
             self.memory.set(write, block)
         elif isinstance(operation, (Gemm, FusedGemm)):
             if len(blocks) < 2:  # without columns a and b are not read, and their product is zero
@@ -158,9 +163,9 @@ class _Meaning:
             for write in writes:
                 self.memory.set(write, _filled(write, self.symbols.constant(operation.number)))
         elif isinstance(operation, RowOp):
-            self._by_rows(operation.function, blocks, writes)
+            self._row_operation(operation, site, blocks, writes)
         elif isinstance(operation, Opaque):
-            arguments = tuple((*block[:2], *sorted(block.patches)) for block in blocks)
+            arguments = tuple(_argument(block) for block in blocks)
             values = [value for block in blocks for _, value in block.patches]
             for output, write in enumerate(writes):
                 value = self.symbols.function(operation.function, output, arguments, values)
@@ -212,8 +217,44 @@ class _Meaning:
             self.memory.set(write, part)
             row += rows
 
-    def _by_rows(self, function: str, blocks: Sequence[Block], writes: Sequence[Access]) -> None:
-        """Apply a function that works on each row by itself."""
+    def _row_operation(
+        self, operation: RowOp, site: Site, blocks: Sequence[Block], writes: Sequence[Access]
+    ) -> None:
+        """Apply a row operation: known sums as sums, all else as a function of each row."""
+        program, turn = self.world.programs[self.world.turns[site.turn].program], site.turn
+        tables = 0  # how many of the last blocks are tables; an empty one is not read
+        for view in operation.tables:
+            place = view.resolve(
+                program.buffer[view.buffer],
+                rank=site.rank,
+                world_size=program.world_size,
+                call=self.world.turns[turn].call,
+            )
+            tables += bool(place.rows and place.columns)
+        first = len(blocks) - tables
+        inputs, whole = blocks[:first], [_argument(block) for block in blocks[first:]]
+        values = [value for block in blocks[first:] for _, value in block.patches]
+        name, outputs = operation.function, list(writes)
+        if name in ("add", "add_rms_norm"):
+            total = added(inputs, self.symbols)
+            self.memory.set(outputs.pop(0), total)
+            inputs, name = [total], "rms_norm"
+        if outputs:
+            options = tuple(sorted(options_of(operation).items()))
+            self._by_rows(name, inputs, outputs, (options, *whole), values)
+
+    def _by_rows(
+        self,
+        function: str,
+        blocks: Sequence[Block],
+        writes: Sequence[Access],
+        constant: tuple[object, ...],
+        of_constant: Sequence[Value],
+    ) -> None:
+        """Apply a function that works on each row by itself.
+
+        `constant` are arguments that are the same for all rows, `of_constant` the values in them.
+        """
         pieces_of = [list(runs(block, self.symbols)) for block in blocks]
         cuts = sorted(
             {edge for run in pieces_of for (row, row_stop), _ in run for edge in (row, row_stop)}
@@ -222,18 +263,19 @@ class _Meaning:
             rows, columns = write.row_stop - write.row, write.column_stop - write.column
             patches = []
             for row, row_stop in pairwise(cuts) if pieces_of else [(0, rows)]:
-                arguments: list[object] = []
-                values: list[Value] = []
+                arguments: list[object] = [constant]
+                values: list[Value] = list(of_constant)
                 base: int | None = None
                 for run in pieces_of:
                     for (first, stop), pieces in run:
                         if first <= row and row_stop <= stop:
-                            for start, end, value in pieces:
-                                seen = value.down - first + row
-                                base = seen if base is None else base
-                                place = Value(value.symbol, seen - base, value.right + start)
-                                arguments.append((start, end, place))
-                                values.append(value)
+                            for start, end, value in _side_joined(pieces):
+                                seen = self.symbols.moved(value, row - first, 0)
+                                values.append(seen)
+                                if self.symbols.has_place(seen):
+                                    base = seen.down if base is None else base
+                                    seen = Value(seen.symbol, seen.down - base, seen.right + start)
+                                arguments.append((start, end, seen))
                     arguments.append("next")
                 value = self.symbols.function(function, output, tuple(arguments), values)
                 placed = self.symbols.moved(value, (base or 0) - row, 0)
@@ -243,8 +285,18 @@ class _Meaning:
     # ---- what is there -----------------------------------------------------------------------
 
     def _read(self, access: Access) -> Block:
-        block = self.memory.get(access)
+        """Return what an operation finds, and note it."""
+        block = self._held(access)
         self._note(access, block)
+        return block
+
+    def _held(self, access: Access) -> Block:
+        """Return what is in a rectangle.
+
+        What an add finds is not noted: it depends on which adds came before, which commute, and
+        nobody sees it before it is read with all of them.
+        """
+        block = self.memory.get(access)
         area = sum((one[1] - one[0]) * (one[3] - one[2]) for one, _ in block.patches)
         if area == block.rows * block.columns:
             return block
@@ -319,6 +371,22 @@ class _Meaning:
                     open=(access.site,),
                 )
                 return
+
+
+def _argument(block: Block) -> tuple[object, ...]:
+    """Return a block as an argument of a function that reads it whole."""
+    return (*block[:2], *sorted(block.patches))
+
+
+def _side_joined(pieces: Sequence[tuple[int, int, Value]]) -> list[tuple[int, int, Value]]:
+    """Return pieces of rows with those joined that go on with the same value to the right."""
+    found: list[tuple[int, int, Value]] = []
+    for start, end, value in pieces:
+        if found and found[-1][1:] == (start, value):
+            found[-1] = (found[-1][0], end, value)
+        else:
+            found.append((start, end, value))
+    return found
 
 
 def _filled(access: Access, value: Value) -> Block:

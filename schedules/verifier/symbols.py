@@ -61,11 +61,13 @@ class Symbols:
                 return value
         return Value(self._number(("function", name, output, arguments)))
 
+    def has_place(self, value: Value) -> bool:
+        """Whether the value differs from element to element."""
+        return self._forms[value.symbol][0] not in ("zero", "constant")
+
     def moved(self, value: Value, down: int, right: int) -> Value:
         """Return `value` from another corner; what is the same everywhere has no place."""
-        if self._forms[value.symbol][0] in ("zero", "constant"):
-            return value
-        return value.moved(down, right)
+        return value.moved(down, right) if self.has_place(value) else value
 
     def dot(self, a: Value, b: Value, start: int, length: int) -> Value:
         """Return ``a[:, start:start + length] @ b[:, start:start + length].T``."""

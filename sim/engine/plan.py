@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from stretto.schedules.language import (
     DTYPE_BYTES,
+    ROW_OPERATIONS,
     Block,
     Body,
     Collective,
@@ -326,6 +327,21 @@ class _Maker:
             rows = self._shape(operation.outputs[0], rank)[0] if operation.outputs else 0
             moved_by_rows = rows * operation.bytes_per_row
             step.flops = rows * operation.flops_per_row
+            known = ROW_OPERATIONS.get(operation.function)
+            if known is not None and rows:  # what is not stated is the table's
+                views = (*operation.inputs, *operation.outputs)
+                operands = [
+                    (self._shape(view, rank)[1], self.program.buffer[view.buffer].dtype)
+                    for view in views
+                ]
+                moved_by_rows = moved_by_rows or (
+                    rows * known.bytes_per_row(operands)
+                    + sum(self._bytes(view, rank) for view in operation.tables)
+                )
+                step.flops = step.flops or rows * known.flops_per_row(
+                    operands[0][0], len(operation.inputs), dict(operation.options)
+                )
+                step.moved_bytes = int(moved_by_rows)
             step.alone_us = self.machine.moved_us(moved_by_rows)
         elif isinstance(operation, Opaque):
             step.flops = operation.flops

@@ -221,14 +221,15 @@ class Actions:
     def _compute(self, task: Task, operation: OperationBase, manner: Manner) -> Work:
         sources = [self._part(task, view) for view in operation.reads()]
         destinations = [self._part(task, view) for view in operation.writes()]
-        held = [part.values.copy() for part in sources] if manner.reads == "begin" else None
+        number = self.memory.arithmetic((*sources, *destinations))
+        held = [part.values.astype(number) for part in sources] if manner.reads == "begin" else None
         apart = not any(one.overlaps(other) for one in sources for other in destinations)
         if manner.scribbles and (held is not None or apart):
             for part in destinations:
                 part.values.fill(np.nan)
         yield None
         if held is None:
-            held = [part.values.copy() for part in sources]
+            held = [part.values.astype(number) for part in sources]
         found = self._computed(operation, held)
         for part, values in zip(destinations, found, strict=True):
             self.memory.write(part, values)
@@ -239,8 +240,8 @@ class Actions:
                 product = values[0] @ values[1].T
                 return [product if operation.accumulate is None else product + values[2]]
             case Reduce():
-                total = np.zeros_like(values[0])
-                for addend in values:
+                total = values[0]
+                for addend in values[1:]:
                     total = total + addend
                 return [total]
             case Fill():

@@ -34,8 +34,9 @@ class Options(TypedDict, total=False):
     functions
         What named functions compute, beside or instead of `FUNCTIONS`.
     keep_dtypes
-        Round every result to the dtype of its buffer, compute in float32.  By default numbers are
-        float64 and never rounded, so that small whole numbers come out exactly.
+        Round every result to the dtype of its buffer, compute in float32 (in float64 where a
+        buffer of fp64 takes part).  By default numbers are float64 and never rounded, so that small
+        whole numbers come out exactly.
     hostile_caller
         The caller overwrites inputs and outputs with NaN as soon as it may.  On by default.
     poison_released

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import gcd
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,11 +55,12 @@ class Memory:
         Those that take turns.
     keep_dtypes
         Whether numbers are rounded to the dtype of the buffer that they are written to (and held
-        in float32); otherwise everything is float64.
+        in float32, in float64 if there is a buffer of fp64); otherwise everything is float64.
     """
 
     def __init__(self, programs: Sequence[Program], *, keep_dtypes: bool) -> None:
-        self.number = np.float32 if keep_dtypes else np.float64
+        wide = any(buffer.dtype == "fp64" for program in programs for buffer in program.buffers)
+        self.number = np.float32 if keep_dtypes and not wide else np.float64
         self._keep_dtypes = keep_dtypes
         self._programs = programs
         self._arrays: dict[tuple[int, str], list[list[Array]]] = {}
@@ -113,7 +114,16 @@ class Memory:
 
     def add(self, part: Part, values: Array) -> None:
         """Accumulate `values` onto what is there."""
-        self.write(part, part.values + values)
+        number = self.arithmetic([part])
+        self.write(part, part.values.astype(number) + values.astype(number))
+
+    def arithmetic(self, parts: Iterable[Part]) -> type[np.floating[Any]]:
+        """Return in what an operation computes that reads and writes these parts.
+
+        float32 if dtypes are kept and none of them is fp64, else float64.
+        """
+        wide = not self._keep_dtypes or any(part.dtype == "fp64" for part in parts)
+        return np.float64 if wide else np.float32
 
     def poison(self, rank: int, slot: int) -> None:
         """Let a rank's slot of the workspace hold NaN, whichever Program used it."""

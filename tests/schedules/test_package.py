@@ -23,16 +23,17 @@ schedule_class verified verify
 """
 
 LANGUAGE_NAMES = """
-ALL_COLLECTIVES ALL_VERBS COMMUNICATION_KINDS COMPUTE_KINDS DTYPE_BYTES SCHEMA_VERSION SELF
-TIMELINE_VERSION WHOLE Block Body Buffer BufferHandle Call Capabilities CheckFailed Collective
-CollectiveKind Comparison Copy DType Deadlock Emit Epoch Event Extent Fill Fixed Flag FlagEvent
-FlagHandle FlagRef FusedGemm Gate GatherGemm Gemm GemmAllReduce GemmReduceScatter Interval
-InvalidInput KernelAccess KindError Opaque Operation OperationBase Peer PeerLost Phase ProfileError
-Program ProgramError Put RankBuilder RankShare Rectangle Reduce Region RowOp RunFailed Schedule
-Signal Span SpanKey Stream StrettoError Sync Tags TileGroup TileOrder Tiling Timeline Unavailable
-UnknownName Unsafe Unsupported Verb View Wait WaitTimeout Whole Word ceil_div compare_timelines
-RELEASED SLOT WorkspaceLayout cyclic_reached digest_of exposed_intervals from_json in_slot is_own
-is_symmetric load_json_file merged own_names require_shareable slot_bytes slot_places to_json
+ALL_COLLECTIVES ALL_VERBS Block Body Buffer BufferHandle COMMUNICATION_KINDS COMPUTE_KINDS Call
+Capabilities CheckFailed Collective CollectiveKind Comparison Copy DTYPE_BYTES DType Deadlock Emit
+Epoch Event Extent Fill Fixed Flag FlagEvent FlagHandle FlagRef FusedGemm Gate GatherGemm Gemm
+GemmAllReduce GemmReduceScatter Interval InvalidInput KernelAccess KindError Opaque Operation
+OperationBase Peer PeerLost Phase ProfileError Program ProgramError Put RELEASED ROW_OPERATIONS
+RankBuilder RankShare Rectangle Reduce Region RowOp RowOperation RunFailed SCHEMA_VERSION SELF SLOT
+Schedule Signal Span SpanKey Stream StrettoError Sync TIMELINE_VERSION Tags TileGroup TileOrder
+Tiling Timeline Unavailable UnknownName Unsafe Unsupported Verb View WHOLE Wait WaitTimeout Whole
+Word WorkspaceLayout ceil_div compare_timelines cyclic_reached digest_of exposed_intervals from_json
+in_slot is_own is_symmetric load_json_file merged options_of own_names require_shareable slot_bytes
+slot_places to_json
 """
 
 WITHOUT_TORCH = """

@@ -230,6 +230,45 @@ def test_one_copy_engine_takes_one_push_at_a_time(queues: int, second: float) ->
     assert ends[1] - ends[0] == pytest.approx(second)
 
 
+class RowOperations(RingAllGatherGemm):
+    """Work on the rows of y, known and unknown."""
+
+    variant = "row-operations"
+
+    def enqueue(self, rank: RankBuilder) -> None:
+        y = rank.output("y")
+        (compute,) = rank.streams("compute")
+        q = rank.scratch("q", rows=Extent(self.m), columns=self.n, dtype="fp8")
+        scale = rank.scratch("scale", rows=Extent(self.m), columns=1, dtype="fp32")
+        weight = rank.scratch("weight", rows=Extent(1), columns=self.n, dtype="fp32")
+        rank.row_op("rms_norm", (y,), (y,), tables=(weight[0:1],), options={"eps": 0.1}, on=compute)
+        rank.row_op("quantise_fp8", (y,), (q[0 : self.m], scale[0 : self.m]), on=compute)
+        rank.row_op("add", (y, y, y), (y,), flops_per_row=7.0, bytes_per_row=5e3, on=compute)
+        rank.row_op("mine", (y,), (y,), flops_per_row=3.0, bytes_per_row=4e3, on=compute)
+        rank.row_op("free", (y,), (y,), on=compute)
+
+
+def test_row_operations_cost_what_the_table_says_unless_they_say_so_themselves() -> None:
+    """2000 rows of 1000 columns in bf16, at 1000 GB/s: a thousand bytes a nanosecond."""
+    program = RowOperations(world_size=2, m=2000, n=1000, k=1000, capabilities=CAPABILITIES).build()
+    assert program.phases[0].bodies[0]["rms_norm0"].options == (("eps", 0.1),)
+    timeline = simulate(program, machine()).timeline
+    norm, quantise, add, mine, free = (
+        timeline.by_key[(0, 0, f"{name}0")]  # type: ignore[index]
+        for name in ("rms_norm", "quantise_fp8", "add", "mine", "free")
+    )
+    assert norm.bytes == 2000 * (2000 + 2000) + 4 * 1000
+    assert norm.flops == 2000 * (4 * 1000 + 3)
+    assert norm.duration_us == pytest.approx(norm.bytes / 1e6)
+    assert quantise.bytes == 2000 * (2000 + 1000 + 4)
+    assert quantise.duration_us == pytest.approx(quantise.bytes / 1e6)
+    assert add.flops == 2000 * 7
+    assert add.duration_us == pytest.approx(2000 * 5e3 / 1e6)
+    assert mine.flops == 2000 * 3
+    assert mine.duration_us == pytest.approx(2000 * 4e3 / 1e6)
+    assert (free.flops, free.duration_us) == (0.0, 0.0)
+
+
 def test_the_host_falls_behind() -> None:
     """With 1000 us an operation the last GEMM starts when the host has come to it."""
     timeline = simulate(ag_gemm("ring", 2), machine(enqueue_us=1000.0)).timeline

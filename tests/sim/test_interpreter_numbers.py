@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import exp, sqrt
 
 import numpy as np
 import pytest
@@ -26,6 +27,8 @@ from stretto.schedules.language import (
 from stretto.sim.interpreter import interpret
 from stretto.sim.interpreter.rounding import rounded
 
+FLOATS = ("bf16", "fp32", "fp64")
+
 
 def buffer(name: str, role: str, dtype: str = "fp32", rows: int = 3, columns: int = 2) -> Buffer:
     initial = "undefined" if role == "output" else "caller"
@@ -48,7 +51,14 @@ def program(
     )
 
 
-def row_op(function: str, *inputs: str, outputs: int = 1) -> Program:
+def row_op(
+    function: str,
+    *inputs: str,
+    outputs: int = 1,
+    tables: Sequence[str] = (),
+    **options: float,
+) -> Program:
+    """Return a Program of one row operation: inputs [3, 2], tables [1, 2], outputs [3, 2]."""
     names = [f"y{index}" for index in range(outputs)]
     operation = RowOp(
         id="op",
@@ -56,32 +66,135 @@ def row_op(function: str, *inputs: str, outputs: int = 1) -> Program:
         function=function,
         inputs=tuple(View(name) for name in inputs),
         outputs=tuple(View(name) for name in names),
+        tables=tuple(View(name) for name in tables),
+        options=tuple(sorted(options.items())),
     )
     buffers = [buffer(name, "input") for name in dict.fromkeys(inputs)]
+    buffers += [buffer(name, "input", rows=1) for name in tables]
     return program([*buffers, *[buffer(name, "output") for name in names]], [operation])
 
 
-def test_named_functions() -> None:
-    x, s = np.random.default_rng(0).integers(-9, 10, (2, 3, 2)).astype(float)
-    given = {"x": [x], "s": [s]}
+X, S = np.random.default_rng(0).integers(-9, 10, (2, 3, 2)).astype(float)
+W = np.array([[3.0, -2.0]])
+GIVEN = {"x": [X], "s": [S], "w": [W]}
 
-    def got(function: str, *inputs: str, **options) -> np.ndarray:
-        wanted = {name: given[name] for name in inputs}
-        return interpret(row_op(function, *inputs), wanted, **options).outputs["y0"][0]
 
-    np.testing.assert_array_equal(got("scale", "x", "s"), x * s)
-    np.testing.assert_array_equal(got("copy", "x"), x)
-    rms = x / np.sqrt((x**2).mean(1, keepdims=True) + 1e-6)
-    np.testing.assert_allclose(got("rms_norm", "x"), rms, rtol=1e-12)
-    np.testing.assert_allclose(got("rms_norm", "x", "s"), rms * s, rtol=1e-12)
-    np.testing.assert_array_equal(got("add", "x", functions={"add": lambda x: -x}), -x)
+def outputs_of(whole: Program, **options) -> list[np.ndarray]:
+    """Interpret, and return the outputs in their order."""
+    names = [one.name for one in whole.buffers]
+    given = {name: values for name, values in GIVEN.items() if name in names}
+    outputs = interpret(whole, given, **options).outputs
+    return [outputs[name][0] for name in names if name in outputs]
+
+
+def normed(x: np.ndarray, weight: Sequence[float] = (1.0, 1.0), eps: float = 1e-6) -> list:
+    rows = []
+    for a, b in x:
+        root = sqrt((a * a + b * b) / 2 + eps)
+        rows.append([a / root * weight[0], b / root * weight[1]])
+    return rows
+
+
+def test_sums_and_norms() -> None:
+    (total,) = outputs_of(row_op("add", "x", "s", "x"))
+    np.testing.assert_array_equal(total, 2 * X + S)
+    (plain,) = outputs_of(row_op("rms_norm", "x"))
+    np.testing.assert_allclose(plain, normed(X), rtol=1e-12)
+    (weighted,) = outputs_of(row_op("rms_norm", "x", tables="w", eps=0.5))
+    np.testing.assert_allclose(weighted, normed(X, (3.0, -2.0), 0.5), rtol=1e-12)
+    total, weighted = outputs_of(row_op("add_rms_norm", "x", "s", outputs=2, tables="w", eps=0.5))
+    np.testing.assert_array_equal(total, X + S)
+    np.testing.assert_allclose(weighted, normed(X + S, (3.0, -2.0), 0.5), rtol=1e-12)
+
+
+def test_the_gate() -> None:
+    (gated,) = outputs_of(row_op("silu_mul", "x", "s"))
+    wanted = [g / (1 + exp(-g)) * u for g, u in zip(X.flat, S.flat, strict=True)]
+    np.testing.assert_allclose(gated.ravel(), wanted, rtol=1e-12)
+
+
+def fp8_program(*, back: bool) -> Program:
+    """Return x quantised into q and scale and, with `back`, these dequantised into y."""
+    operations = [
+        RowOp(
+            id="there",
+            stream="compute",
+            function="quantise_fp8",
+            inputs=(View("x"),),
+            outputs=(View("q"), View("scale")),
+        ),
+        RowOp(
+            id="back",
+            stream="compute",
+            function="dequantise_fp8",
+            inputs=(View("q"), View("scale")),
+            outputs=(View("y"),),
+        ),
+    ]
+    buffers = [
+        buffer("x", "input", "bf16", 3, 4),
+        buffer("q", "output", "fp8", 3, 4),
+        buffer("scale", "output", "fp32", 3, 1),
+        buffer("y", "output", "bf16", 3, 4),
+    ]
+    return program(buffers if back else buffers[:3], operations if back else operations[:1])
+
+
+def test_fp8_has_a_scale_a_row() -> None:
+    x = np.array([[7.0, -3.5, 0.3, 1.75], [0.0, 0.0, 0.0, 0.0], [0.015625, 448.0, -1.0, 100.0]])
+    kept = interpret(fp8_program(back=True), {"x": [x]}, keep_dtypes=True).outputs
+    scales = np.array([[7 / 448], [2.0**-126], [1.0]])
+    np.testing.assert_array_equal(kept["scale"][0], scales)
+    # 0.3 is 0.30078125 in bf16, 64 times that 19.25, which lies between 18 and 20 of fp8
+    q = [[448.0, -224.0, 20.0, 112.0], [0.0] * 4, [0.015625, 448.0, -1.0, 96.0]]
+    np.testing.assert_array_equal(kept["q"][0], q)
+    np.testing.assert_array_equal(kept["y"][0], np.array(q) * scales)
+
+
+def test_what_is_quantised_and_not_rounded_comes_back() -> None:
+    x = np.random.default_rng(1).standard_normal((3, 4))
+    exact = interpret(fp8_program(back=True), {"x": [x]}).outputs
+    np.testing.assert_allclose(exact["y"][0], x, rtol=1e-15)
+    np.testing.assert_allclose(np.abs(exact["q"][0]).max(1), 448, rtol=1e-15)
+
+
+def test_top_k_takes_the_first_of_equals() -> None:
+    x = np.array([[1.0, 3.0, 3.0, 2.0], [0.0, -1.0, 0.0, 0.0]])
+    operation = RowOp(
+        id="op",
+        stream="compute",
+        function="top_k",
+        inputs=(View("x"),),
+        outputs=(View("v"), View("j")),
+        options=(("k", 3.0),),
+    )
+    buffers = [
+        buffer("x", "input", "bf16", 2, 4),
+        buffer("v", "output", "bf16", 2, 3),
+        buffer("j", "output", "int32", 2, 3),
+    ]
+    outputs = interpret(program(buffers, [operation]), {"x": [x]}, keep_dtypes=True).outputs
+    assert outputs["v"][0].tolist() == [[3.0, 3.0, 2.0], [0.0, 0.0, 0.0]]
+    assert outputs["j"][0].tolist() == [[1, 2, 3], [0, 2, 3]]
+
+
+def test_functions_of_the_caller() -> None:
+    (mine,) = outputs_of(row_op("add", "x"), functions={"add": lambda x: -x})
+    np.testing.assert_array_equal(mine, -X)
+    table = {"clip": lambda x, w, *, low: np.maximum(x * w, low)}
+    (clipped,) = outputs_of(row_op("clip", "x", tables="w", low=-4.0), functions=table)
+    np.testing.assert_array_equal(clipped, np.maximum(X * W, -4))
 
 
 def test_functions_that_are_not_known_or_return_too_little_are_refused() -> None:
     with pytest.raises(Unsupported, match=r"op needs the function 'router'.* functions="):
         interpret(row_op("router", "x"), {"x": [np.ones((3, 2))]})
-    with pytest.raises(Unsupported, match="'add' returned 1 arrays for the 2 outputs"):
-        interpret(row_op("add", "x", outputs=2), {"x": [np.ones((3, 2))]})
+    with pytest.raises(Unsupported, match="'whole' returned 1 arrays for the 2 outputs"):
+        interpret(
+            row_op("whole", "x", outputs=2),
+            {"x": [np.ones((3, 2))]},
+            functions={"whole": lambda x: x},
+        )
     both = {"split": lambda x: (x + 1, x - 1)}
     outputs = interpret(
         row_op("split", "x", outputs=2), {"x": [np.zeros((3, 2))]}, functions=both
@@ -142,6 +255,27 @@ def test_sums_are_rounded_once_at_their_end() -> None:
     )
     got = interpret(program([names[0], y], [everyone], 3), {"a": x}, keep_dtypes=True).outputs["y"]
     assert [float(value[0, 0]) for value in got] == [258.0] * 3
+
+
+def test_fp64_is_computed_in_fp64_and_all_else_in_fp32() -> None:
+    """2 ** 24 + 1 is a number of fp64 and none of fp32; 256 + 1 is none of bf16."""
+    buffers = [buffer(f"{name}{dtype}", "input", dtype, 1, 1) for dtype in FLOATS for name in "ab"]
+    buffers += [buffer(dtype, "output", dtype, 1, 1) for dtype in FLOATS]
+    operations = [
+        Reduce(
+            id=dtype,
+            stream="compute",
+            inputs=(View(f"a{dtype}"), View(f"b{dtype}"), View(f"b{dtype}")),
+            out=View(dtype),
+        )
+        for dtype in FLOATS
+    ]
+    given = {f"b{dtype}": [np.full((1, 1), 1.0)] for dtype in FLOATS}
+    given |= {f"a{dtype}": [np.full((1, 1), 2.0**24)] for dtype in FLOATS}
+    given["abf16"] = [np.full((1, 1), 256.0)]
+    kept = interpret(program(buffers, operations), given, keep_dtypes=True).outputs
+    found = {dtype: float(kept[dtype][0][0, 0]) for dtype in FLOATS}
+    assert found == {"bf16": 258.0, "fp32": 2.0**24, "fp64": 2.0**24 + 2}
 
 
 def test_a_fill_is_rounded_too() -> None:
