@@ -95,6 +95,7 @@ from stretto.schedules.language.serialise import from_json, load_json_file, to_j
 from stretto.schedules.language.timeline import (
     TIMELINE_VERSION,
     FlagEvent,
+    Mark,
     RankShare,
     Span,
     SpanKey,
@@ -146,6 +147,7 @@ __all__ = [
     "InvalidInput",
     "KernelAccess",
     "KindError",
+    "Mark",
     "Opaque",
     "Operation",
     "OperationBase",
