@@ -50,10 +50,10 @@ def timeline_of(order: Order, draft: Draft) -> Timeline:
         origin="counterexample",
         machine="",
         spans=tuple(spans),
-        validity="order only, one unit of time an operation",
+        validity="order only",
         notes=(draft.finding.message,),
         marks=tuple(
-            _mark(Reporter(world), site, places, site in draft.open)
+            _mark(order, site, places, site in draft.open)
             for site, places in marked.items()
         ),
     )
@@ -86,14 +86,14 @@ def _goals(order: Order, sites: Iterable[int]) -> Sequence[int]:
     ]
 
 
-def _mark(report: Reporter, site: int, places: Sequence[Place], ongoing: bool) -> Mark:
-    world = report.world
+def _mark(order: Order, site: int, places: Sequence[Place], ongoing: bool) -> Mark:
+    world = order.world
     found, call = world.sites[site], world.call_of(site)
     if found.operation is None:
         name = f"caller, {found.name.strip('()')} call {call}"
     else:
         name = f"{found.name} of call {call}" if len(world.turns) > 1 else found.name
-    roles = [_role(report, site, place) for place in places]
+    roles = [_role(order, site, place) for place in places]
     return Mark(
         call=call,
         rank=found.rank,
@@ -105,9 +105,9 @@ def _mark(report: Reporter, site: int, places: Sequence[Place], ongoing: bool) -
     )
 
 
-def _role(report: Reporter, site: int, place: Place) -> str:
+def _role(order: Order, site: int, place: Place) -> str:
     """Return what an operation does in a finding: "reads rows 0 to 2 of 'g' on rank 1"."""
-    world = report.world
+    world = order.world
     events = range(world.first[site], world.last[site] + 1)
     if place.rows is not None:
         slots = world.program_of(site).buffer[str(place.buffer)].slots
@@ -118,17 +118,19 @@ def _role(report: Reporter, site: int, place: Place) -> str:
         return f"{verb} {rows} of {where} on rank {place.owner}"
     if place.access == "signal":
         words = [world.fired[event][0] for event in events if event in world.fired]
-        return f"signals {_words(report, words)}" if words else "signals"
+        return f"signals {_words(world, words)}" if words else "signals"
     if place.access == "wait":
-        words = [word for event in events for word, _ in world.awaited.get(event, ())]
-        return f"waits for {_words(report, words)}" if words else "waits"
+        awaited = [one for event in events for one in world.awaited.get(event, ())]
+        words = [word for word, expected in awaited if order.run.levels[word] < expected]
+        words = words or [word for word, _ in awaited]  # none is missing: it is about the order
+        return f"waits for {_words(world, words)}" if words else "waits"
     return "takes part"
 
 
-def _words(report: Reporter, words: Sequence[int]) -> str:
+def _words(world: World, words: Sequence[int]) -> str:
     if len(words) == 1:
-        return report.word(words[0])
-    flags = dict.fromkeys(report.world.flags.word(word).flag for word in words)
+        return Reporter(world).word(words[0])
+    flags = dict.fromkeys(world.flags.word(word).flag for word in words)
     return f"{len(words)} words of {' and '.join(map(repr, flags))}"
 
 
