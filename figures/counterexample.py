@@ -238,8 +238,9 @@ class _Picture:
                 for place, text in enumerate(texts)
             ]
         for number, mark in enumerate(timeline.marks[:_MOST_LISTED], 1):
-            begun = "" if mark.key in timeline.by_key else ", and has not begun"
-            text = f"{mark.name} (rank {mark.rank}, stream {mark.stream}) {mark.role}{begun}"
+            begun = mark.key in timeline.by_key
+            does = ", and ".join(filter(None, (mark.role, "" if begun else "has not begun")))
+            text = f"{mark.name} (rank {mark.rank}, stream {mark.stream}) {does}"
             text = fitted(plain(text), _TEXT, (room - _BADGE - 0.05) / _SLACK)
             above = _PARAGRAPH if number == 1 else 0.0
             lines.append(_Line(text, colour=FAULT_INK, number=number, above=above))
@@ -415,33 +416,40 @@ class _Picture:
             zorder=8,
         )
 
-    def _draw_arrows(self, axes: Axes) -> None:
-        """Draw an arrow from the end of every signal to the end of the wait that it released."""
+    def _arrows(self) -> Iterator[tuple[_Bar, _Bar]]:
+        """Yield signal and wait wherever one released the other, but not within one row."""
         bar_of = {bar.span.key: bar for bar in self.bars}
         for wait, signals in self.timeline.matches.items():
-            target = bar_of[wait]
             for signal in signals:
-                source = bar_of[signal]
-                tail, head = self._x(source.span.end_us), self._x(target.span.end_us)
-                ends_there = target.span.kind == "wait" and not (target.mark and target.mark.ongoing)
-                if not ends_there:  # it goes on for other reasons
-                    head = min(head, max(tail, self._x(target.span.start_us)) + _ARROW_ROOM)
-                tail = min(tail, head)
-                down = target.top > source.top
-                arrow = FancyArrowPatch(
-                    (tail, source.top + 0.5 * self.bar),
-                    (head, target.top + (0.0 if down else self.bar)),
-                    arrowstyle="-|>,head_length=2.6,head_width=1.5",
-                    mutation_scale=1.0,
-                    shrinkA=0.0,
-                    shrinkB=0.0,
-                    linewidth=0.9,
-                    color=SIGNAL,
-                    zorder=6,
-                    path_effects=[withStroke(linewidth=2.2, foreground="white")],
-                )
-                arrow.set_gid(f"signal-{_id(signal)}-to-{_id(wait)}")
-                axes.add_patch(arrow)
+                if bar_of[signal].top != bar_of[wait].top:
+                    yield bar_of[signal], bar_of[wait]
+
+    def _draw_arrows(self, axes: Axes) -> None:
+        """Draw an arrow from the end of every signal to the end of the wait that it released.
+
+        A kernel that waits, and a wait that goes on for another reason, has it where it came.
+        """
+        for source, target in self._arrows():
+            tail, head = self._x(source.span.end_us), self._x(target.span.end_us)
+            goes_on = target.mark is not None and target.mark.ongoing
+            if target.span.kind != "wait" or goes_on:
+                came = max(tail, self._x(target.span.start_us))
+                head = min(head, came + _ARROW_ROOM)
+            down = target.top > source.top
+            arrow = FancyArrowPatch(
+                (min(tail, head), source.top + 0.5 * self.bar),
+                (head, target.top + (0.0 if down else self.bar)),
+                arrowstyle="-|>,head_length=2.6,head_width=1.5",
+                mutation_scale=1.0,
+                shrinkA=0.0,
+                shrinkB=0.0,
+                linewidth=0.9,
+                color=SIGNAL,
+                zorder=6,
+                path_effects=[withStroke(linewidth=2.2, foreground="white")],
+            )
+            arrow.set_gid(f"signal-{_id(source.span.key)}-to-{_id(target.span.key)}")
+            axes.add_patch(arrow)
 
     def _draw_direction(self, axes: Axes) -> None:
         """Say under the picture which way things go."""
@@ -474,14 +482,16 @@ class _Picture:
             for name, look in GROUPS.items()
             if name in shown
         ]
-        if any(self.timeline.matches.values()):
+        if any(True for _ in self._arrows()):
             handles.append(
                 Line2D([], [], color=SIGNAL, linewidth=0.9, marker=">", markersize=3.5,
-                       markevery=[1], label="signal, and the wait that it released")
+                       markevery=[1], label="signal, and the wait it is for")
             )  # fmt: skip
         if self.number_of:
             handles.append(
-                Patch(facecolor="white", edgecolor=FAULT, linewidth=1.6, label="named by the finding")
+                Patch(
+                    facecolor="white", edgecolor=FAULT, linewidth=1.6, label="named by the finding"
+                )
             )
         if any(not bar.begun for bar in self.bars):
             handles.append(
@@ -490,7 +500,9 @@ class _Picture:
             )  # fmt: skip
         if sum(mark.ongoing for mark in self.timeline.marks) > 1:
             handles.append(
-                Patch(facecolor=lighter(FAULT, 0.86), linewidth=0, label="all of these go on at once")
+                Patch(
+                    facecolor=lighter(FAULT, 0.86), linewidth=0, label="all of these go on at once"
+                )
             )
         return handles
 

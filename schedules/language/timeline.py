@@ -119,7 +119,8 @@ class Mark:
     name
         What a text calls it: ``put0 of call 1``.
     role
-        What it does there, as the end of a sentence: ``writes rows 4 to 6 of 'gathered' on rank 0``.
+        What it does there, as the end of a sentence (``reads rows 4 to 6 of 'gathered' on rank
+        0``); empty if it does nothing but not begin.
     ongoing
         Whether it is still going on when the record ends.
     """

@@ -53,8 +53,7 @@ def timeline_of(order: Order, draft: Draft) -> Timeline:
         validity="order only",
         notes=(draft.finding.message,),
         marks=tuple(
-            _mark(order, site, places, site in draft.open)
-            for site, places in marked.items()
+            _mark(order, site, places, site in draft.open) for site, places in marked.items()
         ),
     )
 
@@ -100,7 +99,7 @@ def _mark(order: Order, site: int, places: Sequence[Place], ongoing: bool) -> Ma
         stream=world.stream_of(world.first[site]),
         operation=found.name,
         name=name,
-        role=" and ".join(dict.fromkeys(roles)) or "is not over yet",
+        role=" and ".join(dict.fromkeys(roles)) if places else "is not over yet",
         ongoing=ongoing,
     )
 
@@ -124,7 +123,7 @@ def _role(order: Order, site: int, place: Place) -> str:
         words = [word for word, expected in awaited if order.run.levels[word] < expected]
         words = words or [word for word, _ in awaited]  # none is missing: it is about the order
         return f"waits for {_words(world, words)}" if words else "waits"
-    return "takes part"
+    return ""
 
 
 def _words(world: World, words: Sequence[int]) -> str:

@@ -28,8 +28,8 @@ TIMELINE_VERSION WHOLE Block Body Buffer BufferHandle Call Capabilities CheckFai
 CollectiveKind Comparison Copy DType Deadlock Emit Epoch Event Extent Fill Fixed Flag FlagEvent
 FlagHandle FlagRef FusedGemm Gate GatherGemm Gemm GemmAllReduce GemmReduceScatter Interval
 InvalidInput KernelAccess KindError Mark Opaque Operation OperationBase Peer PeerLost Phase
-ProfileError Program ProgramError Put RankBuilder RankShare Rectangle Reduce Region RowOp RunFailed Schedule
-Signal Span SpanKey Stream StrettoError Sync Tags TileGroup TileOrder Tiling Timeline Unavailable
+ProfileError Program ProgramError Put RankBuilder RankShare Rectangle Reduce Region RowOp RunFailed
+Schedule Signal Span SpanKey Stream StrettoError Sync Tags TileGroup TileOrder Tiling Timeline Unavailable
 UnknownName Unsafe Unsupported Verb View Wait WaitTimeout Whole Word ceil_div compare_timelines
 cyclic_reached exposed_intervals from_json load_json_file merged to_json
 """
