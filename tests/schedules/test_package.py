@@ -29,9 +29,9 @@ CollectiveKind Comparison Copy DType Deadlock Emit Epoch Event Extent Fill Fixed
 FlagHandle FlagRef FusedGemm Gate GatherGemm Gemm GemmAllReduce GemmReduceScatter Interval
 InvalidInput KernelAccess KindError Mark Opaque Operation OperationBase Peer PeerLost Phase
 ProfileError Program ProgramError Put RankBuilder RankShare Rectangle Reduce Region RowOp RunFailed
-Schedule Signal Span SpanKey Stream StrettoError Sync Tags TileGroup TileOrder Tiling Timeline Unavailable
-UnknownName Unsafe Unsupported Verb View Wait WaitTimeout Whole Word ceil_div compare_timelines
-cyclic_reached exposed_intervals from_json load_json_file merged to_json
+Schedule Signal Span SpanKey Stream StrettoError Sync Tags TileGroup TileOrder Tiling Timeline
+Unavailable UnknownName Unsafe Unsupported Verb View Wait WaitTimeout Whole Word ceil_div
+compare_timelines cyclic_reached exposed_intervals from_json load_json_file merged to_json
 """
 
 WITHOUT_TORCH = """
