@@ -18,18 +18,23 @@ def headline(timeline: Timeline) -> str:
 
 def conditions(timeline: Timeline) -> tuple[str, ...]:
     """Return shape, dtype, transport, machine, and how far the times can be trusted."""
-    trust = (
-        f"clock error {_us(timeline.clock_error_us)}"
-        if timeline.origin == "measured"
-        else f"validity: {timeline.validity or 'not stated'}"
-    )
+    trust = {
+        "measured": f"clock error {_us(timeline.clock_error_us)}",
+        "simulated": f"validity: {timeline.validity or 'not stated'}",
+        "counterexample": timeline.validity or "",
+    }[timeline.origin]
     sizes = (f"{name} {size}" for name, size in timeline.shape)
     known = (*sizes, timeline.dtype, timeline.transport, timeline.machine, trust)
     return tuple(text for text in known if text)
 
 
 def key_numbers(timeline: Timeline) -> tuple[str, ...]:
-    """Return makespan, roof, regret and exposed communication, as far as they are known."""
+    """Return makespan, roof, regret and exposed communication, as far as they are known.
+
+    Of a counterexample, which has no times, there are none.
+    """
+    if timeline.origin == "counterexample":
+        return ()
     numbers = [f"makespan {_us(timeline.makespan_us)}"]
     if timeline.roof_us is not None:
         numbers.append(f"roof {_us(timeline.roof_us)}")
@@ -53,8 +58,15 @@ def summary_rows(timeline: Timeline) -> list[tuple[str, str]]:
     """Return label and value of everything that a table about one Timeline shows.
 
     Of more than 16 ranks only those with the least, the median and the most exposed communication
-    are listed; `Timeline.shares` has them all.
+    are listed; `Timeline.shares` has them all.  A counterexample has no numbers.
     """
+    if timeline.origin == "counterexample":
+        return [
+            ("schedule", headline(timeline)),
+            ("conditions", ", ".join(conditions(timeline))),
+            *(("marked", f"{one.name}, rank {one.rank}: {one.role}") for one in timeline.marks),
+            *(("note", note) for note in timeline.notes),
+        ]
     regret = regret_percent(timeline)
     rows = [
         ("schedule", headline(timeline)),

@@ -35,6 +35,7 @@ __all__ = [
     "chosen_detail",
     "lay_out",
     "span_labels",
+    "stream_order",
 ]
 
 Detail = Literal["auto", "streams", "ranks", "extremes"]
@@ -186,7 +187,7 @@ def lay_out(timeline: Timeline, detail: Detail) -> Layout:
     notes: tuple[str, ...] = ()
     if detail == "extremes":
         by_rank, notes = _extremes(by_rank)
-    streams = _stream_order(timeline.spans)
+    streams = stream_order(timeline.spans)
     lanes = {rank: _stream_rows(spans, streams) for rank, spans in by_rank.items()}
     return Layout(_stacked(lanes, pad=0.14, strip=0.36), notes)
 
@@ -216,7 +217,7 @@ def _wrong(span: Span, world_size: int) -> str | None:
 _Rows = list[tuple[str, float, tuple[Span, ...]]]
 
 
-def _stream_order(spans: Iterable[Span]) -> list[str]:
+def stream_order(spans: Iterable[Span]) -> list[str]:
     """Return the streams: those that compute, those that move data, then those that only wait."""
     kinds: dict[str, set[str]] = {}
     for span in spans:

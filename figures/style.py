@@ -12,6 +12,8 @@ __all__ = [
     "EXPOSED_EDGE",
     "EXPOSED_FACE",
     "EXPOSED_HATCH",
+    "FAULT",
+    "FAULT_INK",
     "GREY",
     "GROUPS",
     "INK",
@@ -19,8 +21,10 @@ __all__ = [
     "METHOD_MARKERS",
     "RC",
     "ROOF_DASHES",
+    "SIGNAL",
     "Group",
     "group_of",
+    "lighter",
     "long_number",
 ]
 
@@ -66,6 +70,11 @@ EXPOSED_FACE = "#FBE3D6"
 EXPOSED_EDGE = "#D55E00"
 EXPOSED_HATCH = "//////"
 
+FAULT = "#C4122F"
+FAULT_INK = "#9A0E25"
+SIGNAL = "#A8387F"
+"""Of a counterexample: what the finding names, text about it, and arrows."""
+
 _GROUP_OF_KIND = {
     "gemm": "gemm",
     "gather_gemm": "fused",
@@ -102,6 +111,12 @@ RC: dict[Any, Any] = {
 def group_of(kind: str) -> str:
     """Return the group that spans of this kind are drawn in."""
     return _GROUP_OF_KIND.get(kind, "other")
+
+
+def lighter(colour: str, share: float) -> str:
+    """Return a colour, as ``#RRGGBB``, mixed with so much white (0 to 1)."""
+    parts = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    return "#" + "".join(f"{round(part + (255 - part) * share):02X}" for part in parts)
 
 
 def long_number(value: float) -> str:

@@ -41,6 +41,8 @@ def draw_timeline(
 ) -> Figure:
     """Draw timelines one above the other on a shared time axis, each from its own start.
 
+    A counterexample of the verifier is drawn by itself and without an axis: it has no times.
+
     Parameters
     ----------
     timelines
@@ -54,7 +56,8 @@ def draw_timeline(
         ``streams`` (a lane per rank and stream), ``ranks`` (a row per rank), ``extremes``
         (the fastest, the median and the slowest rank); ``auto`` takes the first that is legible.
     width
-        Of the figure, in inches; the height follows.
+        Of the figure, in inches; the height follows.  A counterexample is wider if its names need
+        it, and always shows streams.
 
     Returns
     -------
@@ -64,17 +67,26 @@ def draw_timeline(
     Raises
     ------
     InvalidInput
-        If there is nothing to draw, or `path` cannot be written (before anything is drawn).
+        If there is nothing to draw, a counterexample is to share a figure, or `path` cannot be
+        written (before anything is drawn).
     """
     if path is not None:
         check_figure_path(path)
     timelines = checked(timelines)
     if width < 4.0:
         raise InvalidInput(f"A timeline {width} inches wide is illegible; give 4 or more.")
+    shows_order = any(timeline.origin == "counterexample" for timeline in timelines)
+    if shows_order and len(timelines) > 1:
+        raise InvalidInput("A counterexample has no times to compare; draw it by itself.")
     from stretto.figures.canvas import drawing_style, save_figure
 
     with drawing_style():
-        figure = _composed(timelines, title, chosen_detail(timelines, detail), width)
+        if shows_order:
+            from stretto.figures.counterexample import compose_counterexample
+
+            figure = compose_counterexample(timelines[0], title, width)
+        else:
+            figure = _composed(timelines, title, chosen_detail(timelines, detail), width)
     if path is not None:
         save_figure(figure, path)
     return figure

@@ -96,6 +96,7 @@ from stretto.schedules.language.serialise import digest_of, from_json, load_json
 from stretto.schedules.language.timeline import (
     TIMELINE_VERSION,
     FlagEvent,
+    Mark,
     RankShare,
     Span,
     SpanKey,
@@ -162,6 +163,7 @@ __all__ = [
     "InvalidInput",
     "KernelAccess",
     "KindError",
+    "Mark",
     "Opaque",
     "Operation",
     "OperationBase",

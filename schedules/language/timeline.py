@@ -19,6 +19,7 @@ from stretto.schedules.language.operations import COMMUNICATION_KINDS, COMPUTE_K
 __all__ = [
     "TIMELINE_VERSION",
     "FlagEvent",
+    "Mark",
     "RankShare",
     "Span",
     "SpanKey",
@@ -107,6 +108,39 @@ class Span:
         return self.end_us - self.start_us
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """An operation that a Timeline is about: one of those that a finding names.
+
+    Attributes
+    ----------
+    call, rank, stream, operation
+        Which operation.  It has no span if it never began.
+    name
+        What a text calls it: ``put0 of call 1``.
+    role
+        What it does there, as the end of a sentence (``reads rows 4 to 6 of 'gathered' on rank
+        0``); empty if it does nothing but not begin.
+    ongoing
+        Whether it is still going on when the record ends.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    call: int
+    rank: int
+    stream: str
+    operation: str
+    name: str
+    role: str
+    ongoing: bool = False
+
+    @property
+    def key(self) -> SpanKey:
+        """Key of its span."""
+        return SpanKey(self.call, self.rank, self.operation)
+
+
 class RankShare(NamedTuple):
     """How one rank spent the makespan; the three parts add up to it."""
 
@@ -125,7 +159,8 @@ class Timeline:
     name, variant, world_size, shape, dtype, transport
         Of the Program.
     origin
-        ``measured`` on real processes, or ``simulated``.
+        ``measured`` on real processes, ``simulated``, or a ``counterexample`` of the verifier: its
+        times give an order and nothing else.
     machine
         Name of the machine or profile.
     spans
@@ -137,7 +172,9 @@ class Timeline:
     validity
         For a simulation: ``measured``, ``interpolated``, ``extrapolated`` or ``not validated``.
     notes
-        Anything a reader should know, one sentence each.
+        Anything a reader should know, one sentence each; of a counterexample, the finding first.
+    marks
+        Of a counterexample: the operations that the finding names, in its order.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
@@ -148,13 +185,14 @@ class Timeline:
     shape: tuple[tuple[str, int], ...]
     dtype: str
     transport: str
-    origin: Literal["measured", "simulated"]
+    origin: Literal["measured", "simulated", "counterexample"]
     machine: str
     spans: tuple[Span, ...]
     roof_us: float | None = None
     clock_error_us: float = 0.0
     validity: str | None = None
     notes: tuple[str, ...] = ()
+    marks: tuple[Mark, ...] = ()
     timeline_version: int = field(default=TIMELINE_VERSION)
 
     @cached_property

@@ -13,12 +13,8 @@ from stretto.schedules.verifier.verdict import Verdict
 
 if TYPE_CHECKING:
     from stretto.schedules.verifier.examine import Examination
-    from stretto.schedules.verifier.report import Draft
 
 __all__ = ["verify"]
-
-_DRAWN = 16
-"""Of how many findings the smallest counterexample is chosen."""
 
 
 def verify(
@@ -123,11 +119,10 @@ def verify(
 
 
 def _counterexample(examined: Examination) -> Timeline | None:
-    from stretto.schedules.verifier.counterexample import size_of, timeline_of
+    """Return a run that shows the first error, as findings are listed, that a run can show."""
+    from stretto.schedules.verifier.counterexample import can_be_shown, timeline_of
 
-    drafts = examined.report.drafts.values()
-    shown = [draft for draft in drafts if draft.finding.severity == "error" and draft.goals]
-    if not shown:
-        return None
-    chosen: Draft = min(shown[:_DRAWN], key=lambda draft: size_of(examined.order, draft))
-    return timeline_of(examined.order, chosen)
+    for draft in examined.report.drafts.values():
+        if draft.finding.severity == "error" and can_be_shown(draft):
+            return timeline_of(examined.order, draft)
+    return None

@@ -238,9 +238,9 @@ class _Contract:
                 missing=f"one signal of epoch {call + 1} to every rank",
                 places=(report.place(site, "signal"),),
             )
-        for event, what in self._last_uses(use):
+        for start, event, what in self._last_uses(use):
             if event == NEVER or not order.before(event, first):
-                self._report_early(site, what, first)
+                self._report_early(site, what, first, (start, event))
         last = next(event for event, home, _ in use.releases if home == rank)
         needed = call + 1 - slots
         turns = self._credits.get((turn, rank, rank), ())
@@ -265,29 +265,34 @@ class _Contract:
                 goals=(first,),
             )
 
-    def _last_uses(self, use: _Use) -> Iterator[tuple[int, str]]:
-        """Yield what must be over before the slot is given back, and how to say so."""
+    def _last_uses(self, use: _Use) -> Iterator[tuple[int, int, str]]:
+        """Yield what must be over before the slot is given back: begin, end, how to say so."""
         report, world = self.report, self.world
         for access in use.accesses:
             verb = "read" if access.mode == "read" else "written"
             yield (
+                access.start,
                 access.finish,
                 f"{report.operation(access.site)} has {verb} {report.rectangle(access)}",
             )
         for event in use.waits:
-            yield event, f"{report.operation(world.site[event])} has seen its signal"
+            yield event, event, f"{report.operation(world.site[event])} has seen its signal"
         for event in use.signals:
             word = report.word(world.fired[event][0])
-            yield event, f"{report.operation(world.site[event])} has signalled {word}"
+            begin, by = world.first[world.site[event]], report.operation(world.site[event])
+            yield begin, event, f"{by} has signalled {word}"
 
-    def _report_early(self, site: int, what: str, release: int) -> None:
+    def _report_early(self, site: int, what: str, release: int, use: tuple[int, int]) -> None:
+        """Report a release; `use` is the first and the last event of what it does not wait for."""
         self.report.add(
             "early_release",
             f"{self._who(site)} may give its slot back before {what}: another schedule may use it "
             "next.",
             missing=f"an edge from that to {self.report.full(site)}",
             places=(self.report.place(site, "signal"),),
-            goals=(release,),
+            goals=(release, use[0]),
+            held=[event for event in use[1:] if event != NEVER],
+            open=[self.world.site[use[0]]],
         )
 
     # ---- Programs that give nothing back -----------------------------------------------------

@@ -2,36 +2,42 @@
 
 From the events that have to happen the run is followed back: what they need, and of alternatives
 the one that came first.  Everything else is left out.  Every operation takes one unit of time as
-soon as it can; what is still going on when the trouble starts lasts to the end.
+soon as it can; what is still going on when the trouble starts lasts to the end.  The operations
+that the finding names are marked, and called what its sentence calls them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
-from stretto.schedules.language import FlagEvent, Put, Span, Timeline
+from stretto.schedules.language import FlagEvent, Mark, Put, Span, Timeline
 from stretto.schedules.verifier.order import Order
 from stretto.schedules.verifier.play import Run, play
-from stretto.schedules.verifier.report import Draft
+from stretto.schedules.verifier.report import Draft, Reporter
+from stretto.schedules.verifier.verdict import Place
 from stretto.schedules.verifier.world import World
 
-__all__ = ["size_of", "timeline_of"]
+__all__ = ["can_be_shown", "timeline_of"]
 
 _LENGTH_US = 1.0
 _SHORT_US = 0.2
 """Of signals and waits."""
 
 
-def size_of(order: Order, draft: Draft) -> int:
-    """Return how many operations the smallest run has that shows the finding."""
-    needed = _Needed(order, draft)
-    return len({order.world.site[event] for event in needed.events})
+def can_be_shown(draft: Draft) -> bool:
+    """Return whether some run shows the finding: it is about operations, not about a declaration.
+
+    A Program that declares too few slots of a flag, or ranks that issue different collectives, are
+    wrong before anything runs.
+    """
+    return bool(draft.goals or draft.finding.places)
 
 
 def timeline_of(order: Order, draft: Draft) -> Timeline:
-    """Return the smallest run that shows the finding."""
+    """Return the smallest run that shows the finding, if any run does (`can_be_shown`)."""
     world = order.world
-    needed = _Needed(order, draft)
+    marked = _marked(world, draft)
+    needed = _Needed(order, draft, draft.goals or _goals(order, marked))
     spans = _spans(world, needed, draft)
     program = world.programs[0]
     return Timeline(
@@ -41,12 +47,93 @@ def timeline_of(order: Order, draft: Draft) -> Timeline:
         shape=program.shape,
         dtype=program.dtype,
         transport=program.transport,
-        origin="simulated",
-        machine="counterexample",
+        origin="counterexample",
+        machine="",
         spans=tuple(spans),
-        validity="order only, one unit of time an operation",
+        validity="order only",
         notes=(draft.finding.message,),
+        marks=tuple(
+            _mark(order, site, places, site in draft.open) for site, places in marked.items()
+        ),
     )
+
+
+# ---- what is marked ------------------------------------------------------------------------------
+
+
+def _marked(world: World, draft: Draft) -> dict[int, list[Place]]:
+    """Return the sites that a finding is about, each with what the finding says of it."""
+    site_of = {
+        (site.rank, world.call_of(number), site.name): number
+        for number, site in enumerate(world.sites)
+    }
+    marked: dict[int, list[Place]] = {}
+    for place in draft.finding.places:
+        site = site_of[place.rank, place.call, place.operation]
+        marked.setdefault(site, []).append(place)
+    for site in draft.open:
+        marked.setdefault(site, [])
+    return marked
+
+
+def _goals(order: Order, sites: Iterable[int]) -> Sequence[int]:
+    """Return events that show the sites, where the finding itself names none."""
+    world = order.world
+    return [
+        world.last[site] if order.executed(world.last[site]) else world.first[site]
+        for site in sites
+    ]
+
+
+def _mark(order: Order, site: int, places: Sequence[Place], ongoing: bool) -> Mark:
+    world = order.world
+    found, call = world.sites[site], world.call_of(site)
+    if found.operation is None:
+        name = f"caller, {found.name.strip('()')} call {call}"
+    else:
+        name = f"{found.name} of call {call}" if len(world.turns) > 1 else found.name
+    roles = [_role(order, site, place) for place in places]
+    return Mark(
+        call=call,
+        rank=found.rank,
+        stream=world.stream_of(world.first[site]),
+        operation=found.name,
+        name=name,
+        role=" and ".join(dict.fromkeys(roles)) if places else "is not over yet",
+        ongoing=ongoing,
+    )
+
+
+def _role(order: Order, site: int, place: Place) -> str:
+    """Return what an operation does in a finding: "reads rows 0 to 2 of 'g' on rank 1"."""
+    world = order.world
+    events = range(world.first[site], world.last[site] + 1)
+    if place.rows is not None:
+        slots = world.program_of(site).buffer[str(place.buffer)].slots
+        first, stop = place.rows
+        rows = f"row {first}" if stop == first + 1 else f"rows {first} to {stop - 1}"
+        where = f"{f'slot {place.slot} of ' if slots > 1 else ''}{place.buffer!r}"
+        verb = "adds to" if place.access == "add" else f"{place.access}s"
+        return f"{verb} {rows} of {where} on rank {place.owner}"
+    if place.access == "signal":
+        words = [world.fired[event][0] for event in events if event in world.fired]
+        return f"signals {_words(world, words)}" if words else "signals"
+    if place.access == "wait":
+        awaited = [one for event in events for one in world.awaited.get(event, ())]
+        words = [word for word, expected in awaited if order.run.levels[word] < expected]
+        words = words or [word for word, _ in awaited]  # none is missing: it is about the order
+        return f"waits for {_words(world, words)}" if words else "waits"
+    return ""
+
+
+def _words(world: World, words: Sequence[int]) -> str:
+    if len(words) == 1:
+        return Reporter(world).word(words[0])
+    flags = dict.fromkeys(world.flags.word(word).flag for word in words)
+    return f"{len(words)} words of {' and '.join(map(repr, flags))}"
+
+
+# ---- what is drawn -------------------------------------------------------------------------------
 
 
 class _Needed:
@@ -58,13 +145,13 @@ class _Needed:
         What is held back comes last: it has begun when the trouble starts, but not ended.
     """
 
-    def __init__(self, order: Order, draft: Draft) -> None:
+    def __init__(self, order: Order, draft: Draft, goals: Iterable[int]) -> None:
         self.world = order.world
         held = set(draft.held)
         self.run: Run = play(order.world, order.levels, held=held) if held else order.run
         self._levels = order.levels
         wanted: set[int] = set()
-        todo = list(draft.goals)
+        todo = list(goals)
         while todo:
             event = todo.pop()
             if event in wanted:

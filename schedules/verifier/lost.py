@@ -212,7 +212,7 @@ def _report(order: Order, report: Reporter, one: _Exposed, low: int) -> None:
         missing=f"nothing orders {report.full(signals)} before the signal that releases "
         f"{report.full(waits)}",
         places=(report.place(signals, "signal"), report.place(waits, "wait")),
-        goals=(low,),
+        goals=(low, one.wait),
         held=(one.wait,),
         open=(waits,),
     )

@@ -106,6 +106,7 @@ def _report_stuck(
         severity=severity,
         # What waits for another operation has not begun, and is not part of the picture.
         goals=[blocked.event for blocked in chain if blocked.what != "event"],
+        held=[blocked.event for blocked in run.blocked.values()],
         open=[world.site[blocked.event] for blocked in chain if blocked.what != "event"],
     )
 

@@ -59,7 +59,7 @@ def _find_ambiguous_counters(order: Order, report: Reporter) -> None:
                         report.place(world.site[event], "wait"),
                         report.place(late, "signal"),
                     ),
-                    goals=[event],
+                    goals=[event, adds[-1]],
                 )
 
 

@@ -155,7 +155,7 @@ class Verdict:
     findings
         Errors first.
     counterexample
-        A smallest run that shows the first error that can be shown in time; None without one.
+        A smallest run that shows the first of the errors that a run can show; None without one.
     redundant
         What can be removed, all of it together; None if it was not looked for.
     """

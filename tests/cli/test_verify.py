@@ -74,6 +74,7 @@ def test_an_unsafe_schedule_with_its_counterexample(tmp_path: Path) -> None:
     )
     assert "rank 0, stream compute, call 0, operation gemm1 (number" in text
     assert "reads gathered[2:4, 0:2] of rank 0, slot 0" in text
+    assert text.count("this is what the figure shows") == 1
     assert figure.stat().st_size > 1000
     done = run(*arguments, "--json")
     assert done.returncode == 1
@@ -84,6 +85,15 @@ def test_an_unsafe_schedule_with_its_counterexample(tmp_path: Path) -> None:
     assert [place["operation"] for place in finding["places"]] == ["gemm1", "put0"]
     timeline = from_json(Timeline, json.dumps(answer["counterexample"]))
     assert len(timeline.spans) == 9
+    assert [mark.name for mark in timeline.marks] == ["gemm1 of call 0", "put0 of call 1"]
+
+
+def test_a_figure_that_is_not_drawn_is_not_passed_over(tmp_path: Path) -> None:
+    figure = tmp_path / "none.png"
+    done = run("verify", "ag-gemm", "--tp", "2", "--figure", str(figure))
+    assert done.returncode == 0, done.stderr
+    assert "not drawn: there is no error" in done.stdout
+    assert not figure.exists()
 
 
 def test_turns_with_other_schedules() -> None:

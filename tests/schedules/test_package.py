@@ -26,7 +26,7 @@ LANGUAGE_NAMES = """
 ALL_COLLECTIVES ALL_VERBS Block Body Buffer BufferHandle COMMUNICATION_KINDS COMPUTE_KINDS Call
 Capabilities CheckFailed Collective CollectiveKind Comparison Copy DTYPE_BYTES DType Deadlock Emit
 Epoch Event Extent Fill Fixed Flag FlagEvent FlagHandle FlagRef FusedGemm Gate GatherGemm Gemm
-GemmAllReduce GemmReduceScatter Interval InvalidInput KernelAccess KindError Opaque Operation
+GemmAllReduce GemmReduceScatter Interval InvalidInput KernelAccess KindError Mark Opaque Operation
 OperationBase Peer PeerLost Phase ProfileError Program ProgramError Put RELEASED ROW_OPERATIONS
 RankBuilder RankShare Rectangle Reduce Region RowOp RowOperation RunFailed SCHEMA_VERSION SELF SLOT
 Schedule Signal Span SpanKey Stream StrettoError Sync TIMELINE_VERSION Tags TileGroup TileOrder

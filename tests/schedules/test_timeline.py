@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 
 import pytest
@@ -299,3 +300,10 @@ def test_two_timelines_of_one_program_are_compared() -> None:
         compare_timelines(measured, timeline())
     with pytest.raises(InvalidInput, match=r"differ in shape: \(\('m', 4\),\) against \(\)"):
         compare_timelines(measured, timeline(span("a", 0, 1)))
+
+
+def test_files_from_before_there_were_marks_load() -> None:
+    record = timeline(signal("one", 1, event(1)))
+    document = json.loads(to_json(record))
+    assert document.pop("marks") == []
+    assert from_json(Timeline, json.dumps(document)) == record

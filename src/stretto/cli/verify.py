@@ -128,13 +128,18 @@ def verify_command(
     written: dict[str, Any] = {}
     if figure is not None and verdict.counterexample is not None:
         written = save_timeline([verdict.counterexample], figure=figure, trace=None)
+    drawn = verdict.counterexample.notes[:1] if verdict.counterexample and written else ()
     if as_json:
         checked = None if recorded is None else [asdict(finding) for finding in recorded]
         print_json(json.loads(to_json(verdict)) | {"record": checked} | written)
     else:
-        print_pairs(_heading(programs), _summary(verdict, recorded) + list(written.items()))
+        pairs = _summary(verdict, recorded) + list(written.items())
+        if figure is not None and not written:
+            why = "there is no error" if verdict.safe else "no error shows in a run"
+            pairs.append(("figure", f"not drawn: {why}"))
+        print_pairs(_heading(programs), pairs)
         for finding in (*verdict.findings, *(recorded or ())):
-            _print_finding(finding)
+            _print_finding(finding, drawn=finding.message in drawn)
         _print_redundant(verdict)
     if not verdict.safe or recorded:
         raise typer.Exit(1)
@@ -238,7 +243,7 @@ def _summary(verdict: Verdict, recorded: tuple[Finding, ...] | None) -> list[tup
     return pairs
 
 
-def _print_finding(finding: Finding) -> None:
+def _print_finding(finding: Finding, *, drawn: bool = False) -> None:
     colour = "bold red" if finding.severity == "error" else "yellow"
     name = finding.kind.replace("_", " ")
     console.print(f"\n[{colour}]{finding.severity}, {name}:[/] {escape(finding.message)}")
@@ -248,6 +253,8 @@ def _print_finding(finding: Finding) -> None:
         console.print(f"  [dim]{escape(_evidence(place))}[/]")
     if finding.alike:
         console.print(f"  [dim]and {finding.alike} alike, of other ranks or calls[/]")
+    if drawn:
+        console.print("  [dim]this is what the figure shows[/]")
 
 
 def _evidence(place: Place) -> str:
